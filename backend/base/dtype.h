@@ -14,7 +14,7 @@ struct dtype {
     const char *name; /* "bf16" */
     int bits;         /* storage of one element */
     bool is_float, is_signed, is_boolean;
-    int exponent_bits, mantissa_bits; /* of floats; the leading one is not counted */
+    int exponent_bits, mantissa_bits; /* for floats; the leading one is not counted */
     double lowest, max;               /* finite range */
     /* Codes without their sign bit, only for floats of at most 16 bits. */
     uint32_t max_code;      /* the largest finite magnitude */

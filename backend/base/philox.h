@@ -21,8 +21,8 @@ static inline struct philox philox_block(struct philox counter, unsigned key0, u
         struct philox next = {{(unsigned)(right >> 32) ^ counter.word[1] ^ key0, (unsigned)right,
                                (unsigned)(left >> 32) ^ counter.word[3] ^ key1, (unsigned)left}};
         counter = next;
-        key0 += 0x9E3779B9u; /* the fraction of the golden ratio */
-        key1 += 0xBB67AE85u; /* of the square root of 3 */
+        key0 += 0x9E3779B9u; /* fraction bits of the golden ratio */
+        key1 += 0xBB67AE85u; /* fraction bits of the square root of 3 */
     }
     return counter;
 }

@@ -98,7 +98,8 @@ struct family {
     /* True if the family might compute an operation with fewer bits than its operands have. Must be fast and may err on
        the side of true. NULL: never. */
     bool (*narrows)(const struct graph *graph, int node);
-    /* Likewise for sums whose order differs from run to run. */
+    /* True if the family might compute sums of the operation in an order that differs from run to run. Must be fast and
+       may err on the side of true. NULL: never. */
     bool (*reorders)(const struct graph *graph, int node);
     /* True if the family might read this operand of the node as parts at separate addresses (graph/views.h). Must be
        fast and may err on the side of true. NULL: never; regions that would require it are not offered to the

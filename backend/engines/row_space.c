@@ -188,8 +188,8 @@ int64_t row_space_stride(const struct row_space *space, const struct tensor *ten
 
 /* Which axes of the space a tensor has. This determines what a sum into its elements has to cross. */
 struct reach {
-    bool in_row, whole_row; /* has an axis within the row; has all of them */
-    bool in_rows, all_rows; /* has an axis across rows; has all of them */
+    bool in_row, whole_row; /* the tensor has an axis within the row; it has all of them */
+    bool in_rows, all_rows; /* the tensor has an axis across rows; it has all of them */
 };
 
 /* An empty space has no axes, so `whole_row` and `all_rows` are both true. */

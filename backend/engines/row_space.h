@@ -20,7 +20,7 @@ struct row_axis {
 };
 
 struct row_space {
-    struct dims dims;            /* of the elements */
+    struct dims dims;            /* dims of the elements */
     int64_t parts[WEFT_DIM_MAX]; /* number of parts along each dimension (see struct expansion) */
     int axis_count;
     struct row_axis axes[WEFT_DIM_MAX]; /* axes of one element are left out */
@@ -96,7 +96,7 @@ enum follow_kind row_space_sum_kind(const struct row_space *space, const struct 
    finds x and dy in memory. */
 weftStatus_t follow_add(struct follow *follow, const struct region *region, const struct node *node,
                         const struct tensor *gradient, enum follow_kind kind, bool *is_first);
-/* Adds a column sum of the given arithmetic type: of a gradient that follow_add accepted, or any other. */
+/* Adds a column sum of the given arithmetic type, either of a gradient that follow_add accepted or any other. */
 weftStatus_t follow_add_column(struct follow *follow, const struct tensor *tensor, int term, weftDataType_t math);
 /* Derives the second program's space from the first one's, with the strides of what the first one stored. */
 weftStatus_t follow_space(const struct follow *follow, const struct row_space *first, struct row_space *space,

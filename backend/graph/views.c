@@ -17,7 +17,7 @@ struct search {
     bool *is_changed;          /* per value: its location or layout differs from its tensor's */
     const struct view_choices *choices;
     bool *is_stuck;    /* per node: the result cannot be a view of the input at the input's present location */
-    bool *is_gathered; /* of each value */
+    bool *is_gathered; /* per value: it is a concatenation whose parts are read in place */
     uint64_t *placed;  /* per node: bits of operands that are computed inside the result's memory */
 };
 

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 struct aot_code {
-    uint8_t identity[32]; /* of its program, see cache_identify */
+    uint8_t identity[32]; /* identity of its program, see cache_identify */
     const void *image;    /* a cubin, or PTX with its terminating zero */
     size_t bytes;
     bool is_ptx;

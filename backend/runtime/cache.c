@@ -27,7 +27,7 @@ struct entry {
     uint64_t idle_since; /* value of release_count; the smallest is evicted first */
     enum state state;
     pthread_cond_t done;
-    weftStatus_t status; /* of a failure, with its message */
+    weftStatus_t status; /* status of the compilation; text holds its message */
     char *text;
     char *name;
     struct compiled compiled;

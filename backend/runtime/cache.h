@@ -12,7 +12,7 @@
 /* Machine code of one program; immutable, shared, reference counted. */
 struct code {
     uint8_t key[32];
-    const char *name;  /* of the program */
+    const char *name;  /* name of the program */
     const void *image; /* see struct compiled */
     size_t bytes;
     bool is_ptx;

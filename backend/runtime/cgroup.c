@@ -19,7 +19,7 @@ enum { PATH_BYTES = 1024 };
 /* Version 2 has one hierarchy for all controllers, version 1 has one per controller or per few. */
 struct hierarchy {
     bool is_v2;
-    char group[PATH_BYTES]; /* of this process, relative to the root of the hierarchy */
+    char group[PATH_BYTES]; /* the group of this process, relative to the root of the hierarchy */
     char top[PATH_BYTES];   /* the group that is mounted */
     char mount[PATH_BYTES]; /* mount point */
 };

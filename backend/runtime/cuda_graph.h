@@ -13,7 +13,7 @@ struct cuda_graph {
     void *context;
     weftStream_t stream; /* only for captures; nothing runs on it */
     void *executable;    /* NULL until something has been captured */
-    int capture_mode;    /* of this thread before the capture */
+    int capture_mode;    /* mode of this thread before the capture */
 };
 
 weftStatus_t cuda_graph_make(struct cuda_graph *graph, const struct driver *driver);

@@ -56,7 +56,7 @@ struct tensor_map_form {
     uint32_t box[TENSOR_MAP_RANK_MAX];         /* tiled: elements of one copy, 1..256 */
     int32_t lower[TENSOR_MAP_RANK_MAX - 2];    /* im2col: corners of the box of filter origins, dims 1.. */
     int32_t upper[TENSOR_MAP_RANK_MAX - 2];
-    uint32_t channels, pixels; /* im2col: of one copy */
+    uint32_t channels, pixels; /* im2col: size of one copy */
     enum tensor_map_swizzle swizzle;
     enum tensor_map_promotion promotion;
 };

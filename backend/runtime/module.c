@@ -16,7 +16,7 @@ struct module {
     struct module *next;
     /* Ordinal and key identify a module: code is loaded separately for each device. */
     int32_t ordinal;
-    uint8_t key[32]; /* of the code */
+    uint8_t key[32]; /* hash of the code */
     /* The context is stored, because the last reference may be released on a thread with another current context. */
     void *context, *handle;
     int references;

@@ -25,7 +25,7 @@ struct kernel {
     int local_bytes;       /* per thread, in device memory: spills and indexed arrays */
     int shared_bytes;      /* static and dynamic, per block */
     int max_dynamic_shared_bytes;
-    int32_t ordinal; /* of its device */
+    int32_t ordinal; /* ordinal of the device */
     struct module *module;
     char name[];
 };

@@ -45,7 +45,7 @@ struct compiled {
 struct nvrtc_choice {
     const struct nvrtc *compiler;
     int version;        /* 1000 * major + 10 * minor */
-    int64_t file_bytes; /* of the library; distinguishes builds of one version */
+    int64_t file_bytes; /* size of the library, which distinguishes builds of one version */
     char target[24];    /* "sm_90a", or "compute_90" if no copy supports the chip and PTX is used */
     bool is_ptx;
 };

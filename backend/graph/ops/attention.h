@@ -70,7 +70,8 @@ static inline const struct attention *attention_of(const struct descriptor *op) 
 
 /* dS of a row subtracts the row sum of P dP, which equals that of dO o. If one weight is nearly 1, dP and this sum
    differ by far less than their magnitude, and by less than the rounding of a 16-bit o: such rows sum P dP instead.
-   largest, total: of the row's weights. The sink is included in the total, and the sum is divided by it. */
+   largest, total: the maximum and the sum of the row's weights. The sink is included in the total, and the sum is
+   divided by it. */
 static inline bool attention_rounds_o(const struct sdpa_bwd_op *op) {
     return dtype_is_half((weftDataType_t)op->o->type) && !op->a.descale_q && !op->do_f16;
 }

@@ -7,7 +7,7 @@
 
 struct concat_op {
     struct descriptor base;
-    struct list inputs; /* of tensors */
+    struct list inputs; /* list of tensors */
     struct tensor *y;
     int64_t axis;          /* negative values count from the last dimension */
     int64_t inplace_index; /* index of the input that may already be stored inside y, or -1 */

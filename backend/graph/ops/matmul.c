@@ -38,7 +38,7 @@ static const struct row rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct matmul_op, n_override, WEFT_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC, "n_override",
                .shape = "[batch.., 1, 1]", .doc = "columns in use of each batch entry, INT32 or INT64"),
     TENSOR_ROW(ROLE_INPUT, struct matmul_op, k_override, WEFT_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC, "k_override",
-               .shape = "[batch.., 1, 1]", .doc = "depth in use of each batch entry, INT32 or INT64"),
+               .shape = "[batch.., 1, 1]", .doc = "extent of k in use for each batch entry, INT32 or INT64"),
     TENSOR_ROW(ROLE_OUTPUT, struct matmul_op, c, WEFT_ATTR_OPERATION_MATMUL_CDESC, "C", .required = true,
                .shape = "[batch.., M, N]", .doc = "product"),
     VALUE_ROW(WEFT_TYPE_INT64, struct matmul_op, batch_count,

@@ -31,8 +31,8 @@ struct norm_shape {
     bool over[WEFT_DIM_MAX]; /* dimensions of x that are normalised completely */
     int64_t group_channels;  /* adjacent channels (dimension 1) that share statistics; 1 except for GROUP_NORM */
     int64_t row;             /* number of elements that share statistics */
-    struct dims statistics;  /* of mean and inv_variance */
-    struct dims affine;      /* of scale and bias */
+    struct dims statistics;  /* dims of mean and inv_variance */
+    struct dims affine;      /* dims of scale and bias */
 };
 
 /* For finalized operations. */

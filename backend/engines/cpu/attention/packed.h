@@ -24,8 +24,8 @@ static inline int64_t packed_floats(int64_t rows, int64_t depth) { return packed
 
 /* Packs a left factor: rows [row, row + count) of bf16 with contiguous elements. */
 void packed_rows(const struct rows *rows, int64_t row, int64_t count, int64_t depth, uint32_t *to);
-/* Likewise, but transposed: elements become rows, and rows run along the depth. Returns true if any element is infinite
-   or NaN. */
+/* Like packed_rows, but transposed: elements become rows, and rows run along the depth. Returns true if any element is
+   infinite or NaN. */
 bool packed_columns(const struct rows *rows, int64_t row, int64_t count, int64_t depth, uint32_t *to);
 /* Packs a right factor: floats [depth, PANEL], rounded to nearest even. */
 void packed_pairs(const float *columns, int64_t depth, uint32_t *to);

@@ -22,7 +22,7 @@ struct scores {
     const struct attention *a;
     const struct attention_sizes *sizes;
     const struct program *modifier;  /* or NULL */
-    const struct rows_columns *walk; /* of the modifier: keys are its rows, queries its columns */
+    const struct rows_columns *walk; /* loops of the modifier: keys are its rows, queries its columns */
     void *const *modifier_values;
     struct bindings bindings;
     struct view bias, seq_len_q, seq_len_kv, cu_seq_len_q, cu_seq_len_kv, block_mask, dropout_mask;

@@ -13,7 +13,7 @@ enum { PANEL = SMALL_COLUMNS, KEY_TILE = 128 }; /* maximum queries, and keys, of
 
 /* Sets the scores of keys outside [low, high) to -inf. */
 void tile_hide(float *scores, int64_t keys, const int32_t *low, const int32_t *high);
-/* Likewise where keep is 0. */
+/* Sets the scores to -inf where keep is 0. */
 void tile_mask(float *scores, int64_t keys, const float *keep);
 /* Adds a tile; -inf in either operand gives -inf. */
 void tile_add(float *scores, int64_t keys, const float *bias);
@@ -25,7 +25,8 @@ void tile_multiply(float *numbers, int64_t keys, const float *by);
 /* Turns scores into weights e^(score - max), 0 for -inf. max and sum of each column are updated from those of the
    earlier tiles; factor: multiplier for sums and products of the earlier tiles. False if all factors are 1. */
 bool tile_softmax(float *scores, int64_t keys, float *max, float *sum, float *factor);
-/* Likewise for one query with contiguous scores; up to the next multiple of PANEL they may be overwritten. */
+/* Like tile_softmax, for one query with contiguous scores; memory up to the next multiple of PANEL may be
+   overwritten. */
 bool row_softmax(float *scores, int64_t keys, float *max, float *sum, float *factor);
 
 /* Multiplies the columns of [lines, PANEL]. */

@@ -56,7 +56,7 @@ static int operand_bits(const struct builder *builder, const struct tensor *tens
     return tensor ? type_bits(tensor) : 0;
 }
 
-/* Likewise for the result of integer arithmetic on operands of x and b bits. */
+/* Bits of the result of integer arithmetic on operands of x and b bits. */
 static int result_bits(const struct pointwise_mode *mode, int x, int b) {
     if (mode->is_logical)
         return 1;

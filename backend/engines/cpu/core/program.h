@@ -43,7 +43,7 @@ struct instruction {
 
 /* A tensor as instructions traverse it. */
 struct access {
-    int value; /* of the graph; -1 for INDEX, which counts offsets and reads no memory */
+    int value; /* index of the graph's value; -1 for INDEX, which counts offsets and reads no memory */
     bool is_store;
     weftDataType_t type;
     int64_t strides[WEFT_DIM_MAX]; /* in elements, along the dims of the space; 0 where the tensor broadcasts */

@@ -23,7 +23,7 @@ struct run {
     struct block given;
     /* Size of the current block; rows * columns is at most program->block. */
     int rows, columns;
-    int64_t indices[PROGRAM_ACCESSES];  /* of the block's first element */
+    int64_t indices[PROGRAM_ACCESSES];  /* index of the block's first element */
     void *registers[PROGRAM_REGISTERS]; /* the run's own memory, or a tensor's */
     unsigned char memory[PROGRAM_BYTES] __attribute__((aligned(64)));
 };

@@ -137,7 +137,7 @@ static void leave(void) {
     }
 }
 
-/* Worker main loop: one job after another until the process ends. number: of the thread; the caller is 0. */
+/* Worker main loop: one job after another until the process ends. number: the number of the thread; the caller is 0. */
 static void *work(void *number) {
     uint64_t seen = 0;
     for (;;) {

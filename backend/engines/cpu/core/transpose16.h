@@ -52,7 +52,7 @@ TRANSPOSE16_INLINE void transpose16_load(__m512i *r, const char *from, int64_t s
         _mm512_maskz_loadu_epi32(mask, from + (i < rows ? i : rows - 1) * stride);
 }
 
-/* Likewise for IEEE halves, which are converted to float. */
+/* Like transpose16_load, for IEEE halves, which are converted to float. */
 TRANSPOSE16_INLINE void transpose16_load_f16(__m512i *r, const char *from, int64_t stride, int rows, int columns) {
     __mmask16 mask = (__mmask16)(0xffff >> (TRANSPOSE16 - columns));
     _Pragma("GCC unroll 16") for (int i = 0; i < TRANSPOSE16; i++) r[i] =

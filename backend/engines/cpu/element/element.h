@@ -9,7 +9,7 @@
 /* A tensor that is read at the coordinates of the result. */
 struct element_source {
     const struct tensor *tensor;
-    int value; /* of the graph */
+    int value; /* index of the graph's value */
     weftDataType_t type;
     int64_t offset, strides[WEFT_DIM_MAX]; /* in elements, along dims of the result */
     int64_t shares[WEFT_DIM_MAX];          /* number of adjacent result elements that read the same element */
@@ -27,7 +27,7 @@ struct element {
     int axis, part_count; /* part_count is 0 for random numbers */
     struct element_source parts[ELEMENT_PARTS];
     int64_t starts[ELEMENT_PARTS + 1]; /* along the axis */
-    double sign;                       /* of the scale */
+    double sign;                       /* sign of the scale */
     int column_dim;                    /* the last dim, or the one along which elements are contiguous in memory */
     int64_t rows, columns;
 };

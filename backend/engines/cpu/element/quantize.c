@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-enum { LANES = 64, NUMBERS = 4096 }; /* NUMBERS: of a block with all its lanes, on the stack */
+enum { LANES = 64, NUMBERS = 4096 }; /* NUMBERS: size of a block with all its lanes, on the stack */
 
 static const double NANOSECONDS = 3, BYTES_PER_SECOND = 14e9, START_SECONDS = 1e-6; /* per element on one thread */
 

@@ -35,12 +35,12 @@ enum copy_kind { RUNS, BLOCKS, PLANES, ELEMENTS };
    Strides in elements; extents of outer modes from the slowest to the fastest. */
 struct copy {
     enum copy_kind copy_kind;
-    int bytes, from_bytes; /* of an element as it is written and as it is read */
+    int bytes, from_bytes; /* size of an element as it is written and as it is read */
     weftDataType_t from_type, to_type;
     bool is_large;
     int from_value, to_value;
     int64_t from_offset, to_offset;
-    int rank; /* of the outer modes */
+    int rank; /* number of outer modes */
     int64_t rows, extents[2 * SIDE_MODES], from_strides[2 * SIDE_MODES], to_strides[2 * SIDE_MODES];
     /* The plane. For blocks, `along` follows the written memory and `across` the read one; for few planes, `across`
        counts them; otherwise `across` is 1. */

@@ -10,8 +10,8 @@ enum { POOLING_RUN = 64 }; /* terms that are accumulated in float; longer sums c
 
 /* The larger of two numbers: NaN wins or loses against everything. */
 void tap_maximum(float *best, const float *x, int64_t stride, int64_t count, bool nan_wins);
-/* Likewise, and records the number of the tap that is the maximum so far (-1: none). The first of equal numbers
-   wins. */
+/* Like tap_maximum, and also records the number of the tap that is the maximum so far (-1: none). The first of equal
+   numbers wins. */
 void tap_maximum_where(float *best, int32_t *where, const float *x, int64_t stride, int64_t count, int32_t number,
                        bool nan_wins);
 /* sum += weight * x */

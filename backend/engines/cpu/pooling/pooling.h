@@ -105,7 +105,7 @@ void pooling_maximum(const struct pooling *w, const struct pooling_side *x, cons
 void pooling_sum(const struct pooling *w, const struct pooling_side *x, const struct pooling_lanes *lanes,
                  const float *factors, float *sum);
 
-/* Likewise for interpolations with `picks`: first along the outer axes for a whole row, then along the row. */
+/* Like pooling_sum, for interpolations with `picks`: first along the outer axes for a whole row, then along the row. */
 void pooling_interpolate(const struct pooling *w, const struct pooling_side *x, const struct pooling_lanes *lanes,
                          float *sum);
 
@@ -124,7 +124,7 @@ void pooling_gather_task(void *job, int64_t task);   /* means and interpolation:
 void pooling_scatter_task(void *job, int64_t task);  /* scatters: a plane */
 void pooling_mean_task(void *job, int64_t task);     /* is_whole, forward and backward: POOLING_PLANES planes */
 
-/* Likewise, with channels as lanes. The gradient of a maximum without an index first finds the maxima, in the
+/* The same tasks with channels as lanes. The gradient of a maximum without an index first finds the maxima, in the
    workspace. */
 int64_t pooling_channels_workspace_bytes(const struct pooling *w);
 void pooling_channels_forward_task(void *job, int64_t task);

@@ -166,8 +166,8 @@ static double padded(int64_t extent, int width) {
     return extent > 0 ? (double)round_up(extent, width) / (double)extent : 1;
 }
 
-/* Time on one thread. rows == 0 means depthwise, without matrix products. Otherwise, `floats` and `packed` count
-   multiplications of a FLOAT kernel per step of the depth: of floats that are read in place, and of packed panels. */
+/* Time on one thread. rows == 0 means depthwise, without matrix products. Otherwise, `floats` and `packed` count the
+   multiplications of a FLOAT kernel per step of k, for floats that are read in place and for packed panels. */
 static double multiplying_seconds(const struct product *product, double flops) {
     const struct gemm_kernel *kernel = product_kernel(product);
     double rows = (double)product->rows, columns = (double)product->columns;

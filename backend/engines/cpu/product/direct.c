@@ -68,7 +68,7 @@ static struct ahead prefetch_filter(const struct task *task, const struct depths
                          depths->segments * depths->count * bytes, kernels_of(task, task->rows));
 }
 
-/* Prefetches a part of dy: of each channel, or of each position if channels are contiguous. Only short parts are
+/* Prefetches a part of dy for each channel, or for each position if channels are contiguous. Only short parts are
    prefetched, because the hardware prefetches long ones. */
 static struct ahead prefetch_dy(const struct task *task, const struct depths *depths) {
     const struct direct *d = task->job->direct;

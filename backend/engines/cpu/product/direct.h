@@ -44,7 +44,7 @@ struct direct_planes {
     const struct direct_phase *phases;
     /* number of phases along each dimension, which is also the distance between positions of a phase */
     int64_t counts[3];
-    int64_t size[3];             /* of the computed image */
+    int64_t size[3];             /* extents of the computed image */
     int64_t window[3], first[3]; /* size of the window; its first position, which may be outside the image */
 };
 
@@ -76,14 +76,15 @@ void direct_plan_image(struct direct *direct, const struct patches *patches, con
 void direct_plan_filter(struct direct *direct, const struct patches *x, const struct patches *dy, int64_t images,
                         int threads);
 
-/* Likewise with one channel per group on both sides. The traversal of a filter gradient has taps as rows and groups as
-   columns. */
+/* The same plans with one channel per group on both sides. The traversal of a filter gradient has taps as rows and
+   groups as columns. */
 void direct_plan_channels(struct direct *direct, const struct patches *patches, const struct filter *filter,
                           int64_t images, int threads);
 void direct_plan_channel_sums(struct direct *direct, const struct patches *x, const struct patches *dy, int64_t images,
                               int threads);
 
-/* Likewise if the positions of both images are contiguous. The caller has set the planes' phases, counts and size. */
+/* The same plan if the positions of both images are contiguous. The caller has set the planes' phases, counts and
+   size. */
 void direct_plan_planes(struct direct *direct, int64_t images, int threads);
 
 int64_t direct_workspace_bytes(const struct direct *direct);

@@ -12,7 +12,7 @@
 typedef void direct_multiply(int64_t segments, int64_t depth, const float *const *rows, int64_t rows_ld, int64_t step,
                              const float *b, float *c, int64_t ld, bool adds);
 
-/* Likewise with a pointer to each row of B: b [segments, depth]. */
+/* The same sum with a pointer to each row of B: b [segments, depth]. */
 typedef void direct_multiply_pointers(int64_t segments, int64_t depth, const float *const *rows, int64_t rows_ld,
                                       int64_t step, const float *const *b, float *c, int64_t ld, bool adds);
 

@@ -55,7 +55,7 @@ static int64_t panel_groups(const struct gemm *gemm) {
 struct tiling {
     int64_t tile_m, tile_n, block_m;   /* multiples of the kernel's rows, columns, rows */
     int64_t tiles_m, tiles_n, threads; /* threads: number of buffers, at least 1 */
-    int64_t depth;                     /* of all panels of k, except perhaps the last */
+    int64_t depth;                     /* k elements of each panel, except perhaps the last */
     int64_t a_bytes, b_bytes, c_bytes; /* per thread */
 };
 
@@ -75,7 +75,7 @@ static double step_cost(const struct gemm_kernel *kernel, int64_t m, int64_t n) 
     return (double)m * (double)n / kernel->speed + PACK_COST / (double)kernel->group_b * (double)(m + n);
 }
 
-/* Likewise, until the last thread finishes. All tiles count as full ones. */
+/* Time until the last thread finishes, in the same unit. All tiles count as full ones. */
 static double predict(const struct tiling *t, const struct gemm *gemm, int threads) {
     double rounds = (double)divide_up(gemm->batch * t->tiles_m * t->tiles_n, threads);
     return rounds * step_cost(gemm->kernel, t->tile_m, t->tile_n);

@@ -44,7 +44,7 @@ enum {
    panel. */
 typedef void gemm_multiply(int64_t groups, const void *a, const void *b, void *c, int64_t ld, bool first);
 
-/* Likewise for sums of floats with B in place instead of a panel: its row pitch is `b_step` elements, at any
+/* Like gemm_multiply, for sums of floats with B in place instead of a panel: its row pitch is `b_step` elements, at any
    address. */
 typedef void gemm_multiply_in_place(int64_t depth, const void *a, const void *b, int64_t b_step, void *c, int64_t ld,
                                     bool first);
@@ -87,7 +87,7 @@ struct gemm {
 /* Bytes of workspace of gemm_run with the same sizes and threads. */
 int64_t gemm_workspace_bytes(const struct gemm *gemm, int threads);
 
-/* Likewise for any m and k up to the given ones, for sizes that are known only at run time. */
+/* An upper bound of it for any m and k up to the given ones, for sizes that are known only at run time. */
 int64_t gemm_workspace_max(const struct gemm *gemm, int threads);
 
 /* Computes C on up to `threads` threads of the pool (threads_count() for all). Each element is summed in a fixed order,
@@ -122,7 +122,7 @@ void gemm_transpose(void *panel, int width, const void *rows, int64_t ld, int co
 /* True if the matrix contains aligned floats, which can be read in place: user memory may be misaligned. */
 bool gemm_has_floats(const struct gemm_matrix *matrix);
 
-/* Likewise for any kernel whose factors represent all values of the matrix's type. */
+/* Return the function that packs any matrix whose type the factors of this kernel can represent exactly. */
 gemm_pack *gemm_pack_of_a(const struct gemm_kernel *kernel), *gemm_pack_of_b(const struct gemm_kernel *kernel);
 
 /* Packs through another pack function. */

@@ -16,7 +16,7 @@ enum { LINE = 64 }; /* bytes of a cache line */
 
 /* Sums stay in registers for the whole depth of a panel: 2 * height vectors of sums, two of B, one broadcast of A. This
    is a macro, because GCC splits vectors according to the enclosing function's target before it inlines, so only an
-   expansion can serve several targets. width: of A's panel, of which the first `height` rows are multiplied; factor: a
+   expansion can serve several targets. width: width of A's panel, whose first `height` rows are multiplied; factor: a
    group, as large as a sum; stored: type of B in memory; ADD, LOAD: see dot.h. b_step: row pitch of B in elements.
    fetches: prefetches the next columns of each row, because the hardware detects no stream in distant rows; it
    prefetches the end of each line, because rows are not aligned. Measured on a Xeon: 14 x 32, 8 x 48 and prefetching A

@@ -77,8 +77,9 @@ static void transpose_plain(void *panel, int width, const void *rows, int64_t ld
 }
 
 #if defined __x86_64__
-/* Likewise with 16 x 16 squares, of words or of halves that become floats. One cache line of each row is read at once,
-   so rows may share a cache set. Measured on a Xeon: prefetching the next rows takes 1.1 times as long. */
+/* The same transposition in squares of 16 x 16 words, or of halves that become floats. One cache line of each row is
+   read at once, so rows may share a cache set. Measured on a Xeon: prefetching the next rows takes 1.1 times as
+   long. */
 TRANSPOSE16_INLINE void transpose_squares(word *to, int width, const char *from, int64_t ld, int count, int depth,
                                           int bytes) {
     for (int i = 0; i < count; i += TRANSPOSE16, from += TRANSPOSE16 * ld, to += TRANSPOSE16) {

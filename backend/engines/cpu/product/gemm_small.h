@@ -34,7 +34,7 @@ typedef void small_dots(const struct small_skinny *few, const float *vectors, in
 typedef void small_combine(const struct small_skinny *few, const float *weights, int64_t weight_ld, float *sums,
                            int64_t sum_ld);
 
-/* One compiled version of the innermost loops: of products, for blocks of C with `columns` columns and with half as
+/* One compiled version of the innermost loops of products, for blocks of C with `columns` columns and with half as
    many. */
 struct small_kernel {
     const char *name; /* "avx512 8x32" */

@@ -25,11 +25,11 @@ struct part {
 
 struct grouped {
     struct program program;
-    struct rows_columns walk; /* rows: of the result, for a gradient over all experts */
+    struct rows_columns walk; /* its rows are those of the result, for a gradient over all experts */
     const struct gemm_kernel *kernel;
     gemm_pack *pack_a, *pack_b;
     int threads;
-    int64_t thread_bytes; /* of the workspace, if each thread computes products of its own */
+    int64_t thread_bytes; /* workspace per thread, if each thread computes products of its own */
     bool is_backward;
     int32_t mode;
     /* rows: shared by the experts; m: for a gradient; k: for a product */

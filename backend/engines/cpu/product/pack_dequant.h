@@ -11,7 +11,7 @@ struct quantized {
     struct gemm_matrix scales;  /* one element per block, indexed by blocks; base is set at run time */
     int64_t block, depth_block; /* block size along rows of A or columns of B, and along the depth */
     weftDataType_t type;        /* the 16- or 32-bit type to which number times scale is rounded */
-    float sign;                 /* of the scales */
+    float sign;                 /* sign of the scales */
 };
 
 /* For FLOAT kernels. */

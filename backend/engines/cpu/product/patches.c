@@ -83,7 +83,7 @@ static void pack_run(const struct patches *p, const struct panel *panel, const s
             copy(panel, channel_at, channels, at + before, end - before, p->base, p->type, index, p->channel_stride,
                  step);
     } else {
-        /* Likewise with lanes and depth exchanged. */
+        /* The same with lanes and depth exchanged. */
         if (before > 0)
             clear(panel, at, before, channel_at, channels);
         if (run->count > end)

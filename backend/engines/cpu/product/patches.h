@@ -24,7 +24,7 @@ struct patches {
     bool batch_has_images;
     int64_t groups, channels; /* channels per group */
     int64_t image_stride, group_stride, channel_stride;
-    int64_t size[3], stride[3]; /* of the image; strides in elements */
+    int64_t size[3], stride[3]; /* extents of the image; strides in elements */
     int64_t positions[3], step[3];
     int64_t taps[3], offset[3], tap_step[3];
 };

@@ -559,7 +559,7 @@ static void find_reducing(const struct row_schedule *s, struct row_pass *pass) {
         weftDataType_t type = term->is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT;
         bool is_dense = at->verb == ROW_LOAD && s->rows->operands[at->operand].type == type;
         bool takes = at->verb == ROW_REDUCE_PAIR || at->verb == ROW_SPREAD;
-        if (at->verb == ROW_REDUCE) /* of elements: row values are not spread to all elements */
+        if (at->verb == ROW_REDUCE) /* a reduction of elements: row values are not spread to all elements */
             takes = reads_elements(s, at);
         pass->only_reduces = pass->only_reduces && (is_dense || takes);
     }

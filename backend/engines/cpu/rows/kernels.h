@@ -46,8 +46,9 @@ typedef void row_formula(int64_t rows, int64_t columns, void *y, int64_t ld, con
 typedef void row_reduction(int64_t rows, int64_t columns, double *totals, const void *x, int64_t ld_x, const void *b,
                            int64_t ld_b);
 
-/* Computes two totals in one loop: of p and of p * (x - m), or, if p is NULL, of x - m and of its square. ld: row
-   pitches. m of rows: one number per element or, if step is 0, per row; of columns: one per column. */
+/* Computes two totals in one loop: those of p and p * (x - m) or, if p is NULL, those of x - m and its square. ld: row
+   pitches. m has one number per column for sums of columns; for sums of rows, it has one per element or, if step is 0,
+   one per row. */
 struct row_pair {
     const void *x, *m, *p;
     int64_t ld_x, ld_m, ld_p, step;

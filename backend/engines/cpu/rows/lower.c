@@ -68,7 +68,7 @@ static weftStatus_t sum_columns(struct rowwise *rows, const struct tensor *sum, 
     return rows->trouble ? rows->trouble : follow_add_column(&rows->follow, sum, term, math);
 }
 
-/* Likewise for a node that is itself a column sum. */
+/* Lowers a node that is itself a column sum. */
 static weftStatus_t lower_column_sum(struct rowwise *rows, const struct node *node) {
     const struct reduction_op *op = (const struct reduction_op *)node->op;
     weftDataType_t math = reduction_math(op);

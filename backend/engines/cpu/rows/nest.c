@@ -124,7 +124,7 @@ static int64_t piece_of(int64_t extent, int64_t most) {
     return whole <= most ? whole : piece;
 }
 
-/* Likewise for rows, without rounding to vectors; at least 1. */
+/* Like piece_of, but for rows: without rounding to vectors, and at least 1. */
 static int64_t equal_pieces(int64_t extent, int64_t most) {
     return max64(divide_up(extent, max64(divide_up(extent, most), 1)), 1);
 }

@@ -27,8 +27,8 @@ struct run {
     _Atomic bool *is_out_of_range; /* that of the job */
     char *scratch;
     char *rows;                         /* values of the tile's rows, by slot */
-    double *totals;                     /* of the current pass, by slot */
-    char *kept, *sums;                  /* of the task */
+    double *totals;                     /* totals of the current pass, by slot */
+    char *kept, *sums;                  /* kept elements and column sums of the task */
     int64_t tile_rows;                  /* rows of the current tile */
     int64_t row;                        /* first row of the block within the tile */
     int64_t first[ROWWISE_OPERANDS];    /* index of the tile's first element, for each operand */
@@ -107,8 +107,8 @@ static char *dense_memory(const struct location *location, bool is_wide) {
     return is_dense ? location->base + location->index * width_of(is_wide) : NULL;
 }
 
-/* Likewise, but allows gaps between rows if each row is dense: formulas that step from row to row use the operand in
-   place. */
+/* Like dense_memory, but allows gaps between rows if each row is dense: formulas that step from row to row use the
+   operand in place. */
 static char *dense_rows(const struct location *location, bool is_wide) {
     struct location row = *location;
     row.rows = 1;
@@ -515,7 +515,7 @@ static void reduce(struct run *run, const struct row_instruction *at) {
         kernels->of_rows(term->opcode)(rows, columns, totals, x, ld_x, b, ld_b);
 }
 
-/* Likewise for two totals at once; m is one number per column or row, or one per element. */
+/* Reduces to two totals at once; m is one number per column or row, or one per element. */
 static void reduce_pair(struct run *run, const struct row_instruction *at) {
     const struct row_schedule *s = run->s;
     const struct row_kernels *kernels = kernels_of(term_at(run, at->term)->is_wide);

@@ -48,7 +48,7 @@ struct row_instruction {
     /* for LOAD and STORE; for CALCULATE: memory to which dst may be written directly, also if it is kept; for RECALL:
        that memory; otherwise -1 */
     int operand;
-    int slot;            /* of kept elements (LOAD, CALCULATE, RECALL; -1: none), of totals, or of sums */
+    int slot;            /* slot of kept elements (LOAD, CALCULATE, RECALL; -1: none), a total or a sum */
     int pair, pair_slot; /* for REDUCE_PAIR: the term of the product's total, and its slot */
 };
 
@@ -88,9 +88,10 @@ struct row_schedule {
     int64_t block_a, block_b; /* extents of a block */
     bool steps_rows;          /* formulas process a block row by row instead of as one run */
     int64_t tile_a;           /* extent of a tile along a, if that is a loop over rows: a multiple of the block */
-    int64_t pieces[ROWWISE_LOOPS]; /* of each loop: number of tiles, or of blocks within one */
+    int64_t pieces[ROWWISE_LOOPS]; /* per loop: number of tiles, or of blocks within a tile */
     int64_t tile_rows;             /* maximum rows of a tile; columns that are parts of rows count separately */
-    /* blocks: of a tile, in the pass with the fewest; splits: parts of them, or 1 if tasks process whole tiles */
+    /* blocks: blocks of a tile in the pass with the fewest; splits: parts into which they are divided, or 1 if tasks
+       process whole tiles */
     int64_t tiles, blocks, splits;
     int64_t tasks;          /* if splits is 1: they share the tiles equally, to within one */
     bool sums_columns;      /* the layout of the rows allows column sums */
@@ -108,7 +109,7 @@ struct row_schedule {
     int kept_count, *kept;      /* slot of a term whose elements are kept between passes, or -1; NULL when running */
     int *kept_pass;             /* the pass that computes them; NULL when running */
     int *kept_operand;          /* operand in whose memory they are kept, or -1; NULL when running */
-    int64_t kept_bytes;         /* of one slot */
+    int64_t kept_bytes;         /* bytes of one slot */
     int sum_count;              /* number of column sums */
     int64_t sum_length;         /* elements of one sum */
     int64_t partial_sums;       /* tasks, or parts of tiles, that have private sums */

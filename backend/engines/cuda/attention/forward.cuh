@@ -52,7 +52,7 @@ using v_loader = tile_loader<KEYS, VALUES, V_RUN, v_t>;
 /* ---- Position of a block ---- */
 
 struct position {
-    i64 batch, group; /* group: of query heads; if packed, all heads that share a key head */
+    i64 batch, group; /* group: a query head or, if packed, all query heads that share a key head */
     int first;        /* first row within the group */
     int split, chunk;
 };

@@ -16,7 +16,7 @@ struct alignas(16) streamed_tile {
     staged_t qk[COLUMNS * (DEPTH + PAD)];
     staged_t vdo[COLUMNS * (VALUE_DEPTH + PAD)];
     sum_t shifts[KV_RESIDENT ? COLUMNS : 16 / sizeof(sum_t)],
-        dots[KV_RESIDENT ? COLUMNS : 16 / sizeof(sum_t)]; /* of queries */
+        dots[KV_RESIDENT ? COLUMNS : 16 / sizeof(sum_t)]; /* one per query */
 };
 struct alignas(16) resident_tile {
     staged_t qk[ROWS * (DEPTH + PAD)];
@@ -179,7 +179,7 @@ DEVICE bool clear_non_finite_rows(streamed_tile &tile, int *non_finite, int mark
 
 struct score_rows {
     resident_row resident[M_TILES][2];
-    sum_t shift[M_TILES][2], dot[M_TILES][2]; /* of resident queries */
+    sum_t shift[M_TILES][2], dot[M_TILES][2]; /* for resident queries */
     sum_t scale, keep_scale;
     sum_t dp_scale; /* factor of dO V^T */
     rng_state rng;

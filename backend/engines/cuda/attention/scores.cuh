@@ -100,7 +100,7 @@ struct resident_row {
     span visible;
     sum_t slope;
     i64 bias; /* offset of the bias of its first score */
-    u64 line; /* of a query: index of its first Philox block; of a key: that of query 0 */
+    u64 line; /* for a query: index of its first Philox block; for a key: that of query 0 */
     i64 mask; /* offset of the dropout mask of its first score */
 };
 

@@ -23,7 +23,7 @@ enum {
     TAPS_SHORT_DOUBLE = 4,     /* TAPS_SHORT for doubles */
     CHUNK = 8,                 /* taps of a long filter per chunk */
     TAPS_RUN = 32,             /* taps of all channels of a thread */
-    LAST_BYTES = 4,            /* of adjacent channels per thread, so that a warp reads 128 */
+    LAST_BYTES = 4,            /* bytes of adjacent channels per thread, so that a warp reads 128 */
     STRIPS_PER_THREAD = 2,     /* per thread, if there are enough: taps are loaded once for all of them */
     STRIPS_PER_THREAD_MAX = 4, /* the same for gradients, whose sums are stored once for all, and for longer filters */
     SEGMENT_STRIPS = 4,        /* per thread that iterates over the steps */

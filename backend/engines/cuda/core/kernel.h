@@ -55,7 +55,7 @@ struct cuda_kernel {
     uint32_t cluster;     /* blocks along x; 0: no clusters */
     bool is_dependent;    /* may start while the preceding kernel ends, because it waits itself */
     bool is_cooperative;  /* its blocks wait for each other: either all are resident, or none */
-    uint8_t identity[32]; /* of the program, see cache_identify */
+    uint8_t identity[32]; /* identity of the program, see cache_identify */
     const struct code *code;
     bool is_precompiled; /* the code came with a saved plan */
     struct kernel *loaded;
@@ -82,7 +82,7 @@ static inline bool cuda_follows(const struct step *step) {
 /* A kernel under construction. kernel_finish checks the texts' `failed` and the argument count once. */
 struct kernel_source {
     struct text constants;       /* using in_t = bf16; constexpr int VECTOR = 8; */
-    struct text fields;          /* of struct arguments */
+    struct text fields;          /* fields of struct arguments */
     struct text code;            /* functions generated from the graph */
     const struct region *region; /* source of the comments that name the operation of each operand */
     const struct graph *graph;   /* the region's */

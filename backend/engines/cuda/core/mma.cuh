@@ -6,8 +6,9 @@
 
 #include "core/ptx_mma.cuh"
 
-/* Each lane passes the address of one row of 16 bytes; lanes 8 q .. 8 q + 7 those of block q, 8 x 8 halves. Register q
-   of lane l becomes halves 2 (l % 4) and the next one of row l / 4 of block q; transposed: of column l / 4. */
+/* Each lane passes the address of one row of 16 bytes; lanes 8 q .. 8 q + 7 pass the rows of block q, which has 8 x 8
+   halves. Register q of lane l receives halves 2 (l % 4) and the next one of row l / 4 of block q or, transposed, of
+   column l / 4. */
 DEVICE void load_blocks(u32 (&r)[4], const void *row) { ldmatrix_x4(r, ptx::shared_address(row)); }
 DEVICE void load_blocks_transposed(u32 (&r)[4], const void *row) { ldmatrix_x4_trans(r, ptx::shared_address(row)); }
 

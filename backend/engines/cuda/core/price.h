@@ -10,7 +10,7 @@
    0.86. */
 static const double PRICE_MEMORY_SHARE = 0.86;
 enum { PRICE_SECTOR_BYTES = 32 }; /* the smallest memory transaction */
-/* of a kernel that follows another one, including its first memory latency */
+/* launch cost of a kernel that follows another one, including its first memory latency */
 static const double PRICE_LAUNCH_SECONDS = 1e-6;
 
 /* Time to read and write this many bytes of memory once. Caches are ignored: callers count data twice that is read

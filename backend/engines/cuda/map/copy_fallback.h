@@ -18,7 +18,7 @@ struct staged_value {
 };
 
 struct staged {
-    struct region region; /* of a separate graph, with plain tensors */
+    struct region region; /* part of a separate graph with plain tensors */
     const int *outer;     /* maps each of its values to the whole graph */
     const struct family *inner;
     double seconds; /* predicted by the inner family, without the copies */

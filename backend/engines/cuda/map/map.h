@@ -16,9 +16,8 @@ struct map_tile {
     int64_t along_axis, along_last; /* extents of a tile */
     int width[MAP_OPERANDS_MAX];    /* for a staged operand: adjacent elements per load; 0: not staged */
     bool is_transpose;              /* one operand is copied to one result, by map/transpose.cuh */
-    bool shifts_from,
-        shifts_to; /* of a transpose: true if rows begin between chunks of 16 bytes, in source and result */
-    bool is_flat_from, is_flat_to; /* of a transpose: true if rows of a tile are contiguous in memory */
+    bool shifts_from, shifts_to;    /* for a transpose: rows begin between chunks of 16 bytes, in source and result */
+    bool is_flat_from, is_flat_to;  /* for a transpose: rows of a tile are contiguous in memory */
 };
 
 /* map_analyse fills the space, operands, run and is_flat; map_choose, which knows the device, unroll, expects and the

@@ -198,8 +198,8 @@ bool map_shares_bytes(const struct map *map) {
     return false;
 }
 
-/* No two threads may store to one byte. Elements below a byte share one; runs that begin and end at bytes keep threads
-   separate. */
+/* No two threads may store to one byte. Elements narrower than a byte share one; runs that begin and end at byte
+   boundaries keep threads separate. */
 static weftStatus_t check_bytes(const struct map *map) {
     for (int k = 0; k < map->count; k++) {
         const struct operand *operand = &map->operands[k];

@@ -36,7 +36,8 @@ static_assert(IS_FLAT_TO || TILE_LAST % EACH == 0, "rows of the tile are whole c
 
 DEVICE int phase_of(const element *p) { return (int)((u64)p / SIZE % EACH); }
 
-/* Offsets of rows in their chunks: of row 0 of `from`, the increment per row, and of the tile's part of a flat `to`. */
+/* Offsets of rows in their chunks: the offset of row 0 of `from`, its increment per row, and the offset of the tile's
+   part of a flat `to`. */
 struct phases {
     int from, step, to;
     DEVICE int of_row(int row) const { return SHIFTS_FROM ? (int)((u32)(from + row * step) % EACH) : 0; }

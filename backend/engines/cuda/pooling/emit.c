@@ -34,7 +34,7 @@ static void emit_numbered(struct kernel_source *source, const int64_t *numbers, 
 }
 
 /* Emits the type, the strides and, if it is used, the pointer of an operand. An absent operand also has a type, because
-   kernels name it. name: of its strides; pointer: of the field and, with _t, of the type. */
+   kernels name it. name: the name of its strides; pointer: the name of the field and, with _t, of the type. */
 static void emit_operand(struct kernel_source *source, const struct pooling *w, const struct resample_operand *operand,
                          const char *name, const char *pointer) {
     char text[32];

@@ -9,7 +9,7 @@ bool pooling_uses(const struct pooling *w, const struct resample_operand *operan
            (operand != &w->g.index || w->has_index) && (operand != &w->g.y || w->has_y);
 }
 
-/* Along any axis: a window begins before the image, or the last one ends after it. */
+/* True if, along any axis, a window begins before the image or the last one ends after it. */
 bool pooling_has_padding(const struct resample_geometry *g) {
     bool has_padding = false;
     for (int i = 0; i < 3; i++) {

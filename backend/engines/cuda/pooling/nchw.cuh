@@ -9,7 +9,7 @@ template <class T, int FILL, bool SHIFTS> struct plane_reader {
     static constexpr bool PASSES_REGISTERS = SHIFTS || CHIP < 800;
 
     const T *memory;
-    i64 elements, plane; /* of all planes, and of one */
+    i64 elements, plane; /* number of elements in all planes, and in one */
     length_t width, height, left, top;
     divisor fills, rows; /* per row of shared memory, and per plane there */
 

@@ -22,7 +22,7 @@ DEVICE box_tile tile_of_block(const arguments &p) {
 struct box_patch {
     length_t right, down;
     i32 lane;
-    u32 row; /* of patches; surplus threads come after the last one */
+    u32 row; /* row of patches; surplus threads get rows after the last one */
 };
 DEVICE box_patch patch_of_thread(const arguments &p) {
     u32 rest = threadIdx.x / LANES;

@@ -147,7 +147,7 @@ struct contraction {
     bool is_small;  /* all indices fit in 31 bits */
     bool has_k16;   /* mma.sync multiplies 16 halves along k (sm_80 and later) instead of 8 */
     const struct tile *tile;
-    int splits; /* of K; the partial sums are combined through the workspace */
+    int splits; /* split-K factor; partial sums are combined through the workspace */
     int64_t steps_per_split;
     double seconds;
 };
@@ -207,7 +207,7 @@ weftStatus_t contraction_shape(struct contraction *c, const struct node *node);
 /* Swaps A and B and, with them, rows and columns. Call it before the plan. */
 void contraction_swap(struct contraction *c);
 int64_t modes_extent(const struct modes *modes);
-int64_t contraction_elements(const struct contraction *c); /* of the result */
+int64_t contraction_elements(const struct contraction *c); /* elements of the result */
 /* Merges adjacent modes that both operands traverse as one. */
 void modes_merge(struct modes *modes);
 /* Moves rows and columns into the batch, sorted by memory order, because the direct kernel numbers all results

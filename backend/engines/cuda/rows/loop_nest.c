@@ -11,7 +11,7 @@ enum {
     ROW_REGISTERS = 40,  /* registers per thread for the pass results of all its interleaved rows */
     UNALIGNED_MIN = 32,  /* minimum vectors in a row that may have a head and a tail */
     OVERLAP_MIN = 4,     /* minimum number of vectors of interleaved rows that may overlap */
-    SEGMENT_BYTES = 256, /* of interleaved rows; longer segments fill cache lines by themselves */
+    SEGMENT_BYTES = 256, /* maximum segment of interleaved rows; longer ones fill cache lines by themselves */
     WIDENS = 4,          /* factor by which vectors must grow to pay for unaligned rows and overlaps */
 };
 

@@ -39,7 +39,7 @@ struct term_argument {
 /* Terms are stored in the order of evaluation: a term reads only earlier ones. */
 struct term {
     enum term_kind kind;
-    int opcode;         /* of a formula or a reduction */
+    int opcode;         /* opcode of a formula or a reduction */
     int name;           /* v<name> in the generated code: a value of the graph or, beyond those, a temporary */
     int names;          /* number of consecutive names that it defines: 1; moments and weights 2 */
     bool spans;         /* differs from element to element of the row */
@@ -47,10 +47,10 @@ struct term {
     int stage;          /* number of passes that must be closed before it can be evaluated */
     const char *type;   /* CUDA type: the storage type of a load, else the compute type */
     const char *stored; /* ROWS_ROUND: the type of memory */
-    int operand;        /* of a load */
+    int operand;        /* operand of a load */
     const struct node *node;
     int argument_count;
-    struct term_argument arguments[INSTRUCTION_ARGUMENTS]; /* of a formula */
+    struct term_argument arguments[INSTRUCTION_ARGUMENTS]; /* arguments of a formula */
     int use_count, uses[TERM_USES];                        /* indices of terms */
 };
 
@@ -104,7 +104,8 @@ bool rows_may_alias(const struct step *step, int in, int out);
 
 /* These return names of new terms; -1 after a failure, which `failure` holds. */
 int rows_input(struct rows *rows, const struct tensor *tensor, const char *type); /* -1 also for NULL */
-int rows_first(struct rows *rows, const struct tensor *tensor, const char *type); /* of the row; -1: not in memory */
+/* The first element of the row; -1: not in memory. */
+int rows_first(struct rows *rows, const struct tensor *tensor, const char *type);
 int rows_formula(struct rows *rows, const char *type, int opcode, const struct term_argument *arguments, int count);
 int rows_reduce(struct rows *rows, int opcode, const char *type, int of);
 /* Makes a term the value of a tensor (NULL: no effect), rounded to the tensor's type, and stores it if it is read

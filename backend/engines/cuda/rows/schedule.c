@@ -20,7 +20,7 @@ enum {
     JOIN_THREADS = 256,       /* block size for joining partial results */
     SPLITS_MAX = 1024,        /* per row */
     UNJOINED_SPLITS = 4,      /* beyond this, a separate launch joins them before many blocks read them */
-    UNJOINED_SEGMENTED = 160, /* of segmented rows, whose blocks are few */
+    UNJOINED_SEGMENTED = 160, /* the same for segmented rows, which have few blocks */
     STORE_UNROLL = 4,         /* minimum vectors per thread in a launch that only stores */
     NO_CLUSTER = 12,          /* multiprocessors that clusters of 4 and 8 leave idle: 30 and 15 of them fit on 132 */
 };
@@ -130,8 +130,8 @@ static int64_t blocks_at_once(const struct schedule *s, const struct device *dev
     return blocks > 1 ? blocks : 1;
 }
 
-/* At most as many blocks sum columns as share the rows evenly, since each writes its own sums: of 4096 rows, 132 blocks
-   would wait for the last 4. If rows are unaligned, all rows of a block have the same alignment. */
+/* Only as many blocks sum columns as share the rows evenly, because each writes sums of its own: with 4096 rows, 132
+   blocks would wait for the last 4 rows. If rows are unaligned, all rows of a block have the same alignment. */
 static void count_blocks(struct schedule *s, const struct device *device) {
     struct row_grid *grid = &s->grid;
     bool is_persistent = schedule_is_persistent(s);
@@ -145,9 +145,9 @@ static void count_blocks(struct schedule *s, const struct device *device) {
     grid->trigger = is_late ? TRIGGER_WHEN_DONE : TRIGGER_WHEN_BEGUN;
 }
 
-/* Chooses L2 prefetches: of rows before the preceding launch ends, if that hides its tail (blocks with few or with long
-   rows finish at different times); and of rows of later blocks if at most two blocks are resident, because no other
-   block issues loads while one of them starts. */
+/* Chooses which rows to prefetch into L2: the first rows, before the preceding launch ends, if that hides its
+   tail (blocks with few or with long rows finish at different times), and rows of later blocks if at most two blocks are
+   resident, because no other block issues loads while one of them starts. */
 static void prefetch_l2(struct schedule *s, const struct device *device) {
     bool is_persistent = schedule_is_persistent(s);
     int64_t at_once = (int64_t)device->cuda.multiprocessors * s->threads.min_blocks / s->threads.cluster;

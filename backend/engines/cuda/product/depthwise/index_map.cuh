@@ -46,7 +46,7 @@ DEVICE int own_strip() { return CHANNELS_LAST ? (int)threadIdx.x / CHANNELS : (i
 
 struct patch {
     u32 n;
-    i32 depth;      /* of the output */
+    i32 depth;      /* depth position in the output */
     i32 begin, end; /* output rows */
     i32 column;     /* output column of the first strip; may be before the image if SPREAD_W is above 1 */
     i32 top;        /* output row, at or before begin, whose lattice row starts a period */

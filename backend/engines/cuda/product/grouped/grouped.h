@@ -14,7 +14,7 @@ struct grouped {
     const struct moe_op *forward; /* NULL: the weight gradient */
     const struct tensor *offset, *y;
     int64_t experts, group_rows;                 /* rows of all experts together */
-    int64_t rows, columns, k_count, max_entries; /* of a batch entry; max_entries: maximum number of entries */
+    int64_t rows, columns, k_count, max_entries; /* size of a batch entry; maximum number of entries */
     int a_dims[2], b_dims[2];                    /* the tensor's dims of the operand's own index and of k */
     bool lead_is_row;
     int64_t copies; /* forward: bytes of gathered rows after the list; 0: rows are read in place */

@@ -258,8 +258,8 @@ static int64_t active_clusters(const struct hopper *h, const struct device *devi
     return h->keeps_column ? clusters - clusters % hopper_tiles_along(h, COLUMN) : clusters;
 }
 
-/* Lines of partial sums of reductions: of columns, one per consumer warpgroup for each of its tiles or for all of them;
-   of rows, one per column of tiles; of everything, one per warp. */
+/* Counts the lines of partial sums. Reductions of columns have one per consumer warpgroup for each of its tiles or for
+   all of them, reductions of rows one per column of tiles, and reductions of everything one per warp. */
 static void plan_reductions(struct hopper *h, const struct device *device) {
     const struct reduced_span *spans = h->c.epilogue.spans;
     int64_t clusters = hopper_clusters(h->tile, device), tiles_n = hopper_tiles_along(h, COLUMN);

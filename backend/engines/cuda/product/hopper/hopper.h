@@ -84,7 +84,7 @@ struct hopper {
     int entry_count;
     int64_t channels;                        /* elements of k per tap */
     int64_t taps[COORDINATES];               /* taps of k */
-    struct positions positions[COORDINATES]; /* of the image, if there is one */
+    struct positions positions[COORDINATES]; /* positions in the image, if there is one */
     bool promotes;                           /* tensor cores sum a single step, and steps are summed in float
                                                 registers */
     bool is_flipped;                         /* taps traverse the filter backwards */

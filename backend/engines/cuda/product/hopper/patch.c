@@ -40,7 +40,7 @@ static const double LAUNCH_SECONDS = 1e-6;
 static const double MEMORY_SHARE = 0.85;            /* share of the bandwidth that copies reach */
 static const double UNHIDDEN_SHARE = 0.2;           /* share of the shorter of computing and moving that is not
                                                        hidden */
-static const double PRODUCTS_PER_CLOCK = 2048;      /* of 16-bit operands */
+static const double PRODUCTS_PER_CLOCK = 2048;      /* products of 16-bit operands */
 static const double EFFICIENCY = 0.97;              /* share of that rate that the main loop reaches */
 static const double FILL_BYTES_PER_CLOCK = 76;      /* from L2 */
 static const double SHARED_BYTES_PER_CLOCK = 120;   /* reads and writes of shared memory */
@@ -79,7 +79,7 @@ struct patch {
     bool is_planar;                          /* each filter of the result is a plane of contiguous pixels */
     int block;                               /* channels per patch */
     int stack;                               /* slices of the result in the product's rows */
-    int lines, columns;                      /* of a tile */
+    int lines, columns;                      /* size of a tile */
     int patch_h, pitch;                      /* size of its patch in pixels */
     int patches, filter_slots, result_slots; /* in shared memory; result_slots are per warpgroup */
     bool is_resident;
@@ -367,7 +367,7 @@ static double largest(double a, double b, double c) {
    or the time to move all bytes. bytes: the image, the result and the auxiliary operand once; filters are few. Clocks
    are per block, one of which runs on a multiprocessor. */
 static double predict(const struct patch *h, const struct device *device) {
-    double phases = phases_of(h), taps = taps_of(h) / phases; /* of each phase, on average */
+    double phases = phases_of(h), taps = taps_of(h) / phases; /* average taps of a phase */
     double items = (double)h->items * phases, blocks = device->cuda.multiprocessors;
     double waves = (double)(int64_t)(items / blocks);
     waves += waves * blocks < items;
@@ -710,8 +710,8 @@ static int64_t active_blocks(const struct patch *h, const struct device *device)
     return items < blocks ? items : blocks;
 }
 
-/* Lines of partial sums of reductions: of columns, one per consumer warpgroup of the blocks that share the filters; of
-   everything, one number per warp. */
+/* Counts the lines of partial sums. Reductions of columns have one per consumer warpgroup of the blocks that share the
+   filters, and reductions of everything have one number per warp. */
 static void plan_reductions(struct patch *h, int64_t blocks) {
     h->lines_of_partials[SPAN_COLUMN] = blocks / h->filter_tiles * CONSUMER_GROUPS;
     h->lines_of_partials[SPAN_ALL] = blocks * CONSUMER_GROUPS * 4;

@@ -12,7 +12,7 @@
 constexpr int BLOCK_K = CHANNELS, TAPS = TAPS_R * TAPS_S; /* per slice */
 constexpr int FILTERS_OF_TILE = 64 / STACK, SLICES = TAPS_T + STACK - 1;
 constexpr int PIXELS = ((TILE_H - 1) * PITCH + TILE_W + 7) / 8 * 8;          /* columns of the product */
-constexpr u32 PIXEL_BYTES = BLOCK_K * 2, RESULT_BYTES = FILTERS_OF_TILE * 2; /* of a pixel */
+constexpr u32 PIXEL_BYTES = BLOCK_K * 2, RESULT_BYTES = FILTERS_OF_TILE * 2; /* bytes per pixel */
 constexpr u32 PATCH_BYTES = PATCH_H * PITCH * PIXEL_BYTES;                   /* [PATCH_H, PITCH, BLOCK_K], swizzled */
 constexpr u32 READ_BYTES =
     ((PATCH_H - TILE_H) * PITCH + PITCH - TILE_W + PIXELS) * PIXEL_BYTES; /* the last tap reads past the patch */
@@ -21,14 +21,14 @@ DEVICE constexpr u32 whole_slots(u32 a, u32 b) { return ((a > b ? a : b) + 1023)
 constexpr u32 RESULT_SLICE = whole_slots((TILE_H * TILE_W + 1) * RESULT_BYTES, 0); /* including the dummy row */
 constexpr u32 PATCH_SLOT = whole_slots(READ_BYTES, whole_slots(PATCH_BYTES, STACK *RESULT_SLICE));
 constexpr u32 RESULT_SLOT = AUX_LOAD ? STACK * RESULT_SLICE : 0;
-constexpr u32 FILTER_BYTES = 64 * BLOCK_K * 2; /* of one tap: [STACK][FILTERS_OF_TILE, BLOCK_K], or MN-major */
+constexpr u32 FILTER_BYTES = 64 * BLOCK_K * 2; /* one tap: [STACK][FILTERS_OF_TILE, BLOCK_K], or MN-major */
 constexpr u32 FILTERS = PATCH_SLOTS * PATCH_SLOT, RESULTS = FILTERS + FILTER_SLOTS * FILTER_BYTES,
               BARRIERS = RESULTS + CONSUMER_GROUPS * RESULT_SLOTS * RESULT_SLOT;
 constexpr u32 A_ROW = A_IS_MN_MAJOR ? RESULT_BYTES : PIXEL_BYTES, A_PANEL = A_IS_MN_MAJOR ? FILTER_BYTES / STACK : 0,
               A_STEP = A_IS_MN_MAJOR ? RESULT_BYTES : 2, B_STEP = 2; /* steps: units of 16 bytes for 16 channels */
 /* dummy row for pixels that are not part of the result */
 constexpr int SPARE_ROW = TILE_H * TILE_W;
-constexpr u32 LINE_BYTES = 64 * TILE_W * 2; /* of a planar tile: [64 filters, TILE_W] */
+constexpr u32 LINE_BYTES = 64 * TILE_W * 2; /* a line of a planar tile: [64 filters, TILE_W] */
 
 static_assert(PIXELS <= 256, "one wgmma covers a tile");
 static_assert(!IS_PLANAR || (TILE_W % 8 == 0 && PITCH % 2 == 0),

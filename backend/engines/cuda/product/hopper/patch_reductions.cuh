@@ -6,8 +6,8 @@
              reducing a tile after all its pairs: up to 3 % slower than between them; with a predicate per pixel: within
              noise */
 
-/* Partial results of a thread: of the two filters whose sums it holds, and of everything. A template, so that functions
-   that were not generated are not looked up. */
+/* Partial results of a thread: those of the two filters whose sums it holds, and those of everything. A template, so
+   that functions that were not generated are not looked up. */
 template <class P> struct register_reductions {
     static constexpr int COLUMNS = column_reductions::COUNT, WHOLES = whole_reductions::COUNT;
     static constexpr bool EXIST = COLUMNS + WHOLES > 0;

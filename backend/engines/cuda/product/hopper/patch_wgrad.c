@@ -25,7 +25,7 @@ enum {
 };
 
 static const double POWERED_CLOCK = 1.54e9;       /* Hz, under the power limit, if all multiprocessors are busy */
-static const double PRODUCTS_PER_CLOCK = 2048;    /* of 16-bit operands */
+static const double PRODUCTS_PER_CLOCK = 2048;    /* products of 16-bit operands */
 static const double SHARED_BYTES_PER_CLOCK = 128; /* reads of shared memory */
 static const double FILL_BYTES_PER_CLOCK = 40;    /* from L2 */
 static const double COMBINING_RATE = 2e12;        /* bytes per second of partial sums, written and read */
@@ -41,7 +41,7 @@ struct patch_wgrad {
     struct contraction c;
     struct conv_geometry g;
     int block;          /* channels */
-    int lines, columns; /* of a tile of dY */
+    int lines, columns; /* size of a tile of dY */
     int patch_h, pitch; /* pixels of X that a tile reads */
     int stages;         /* in shared memory */
     int64_t channel_blocks, filter_tiles, tiles_p, tiles_q, tiles;

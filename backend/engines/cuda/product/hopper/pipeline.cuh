@@ -1,7 +1,7 @@
 /* pipeline: registers and shared memory of the Hopper products, and the barriers between their roles
    Memory    STAGES slots of A and B, epilogue tiles of each consumer warp, the sums from a peer, partial sums of
              columns, barriers
-   Barriers  arrived[s], released[s]: slot s is full, may be refilled;   own_barrier[i]: of the schedule;
+   Barriers  arrived[s], released[s]: slot s is full, may be refilled;   own_barrier[i]: used by the schedule;
              aux_arrived[w]: the auxiliary load of consumer warp w has arrived
    Requires  CONSUMER_GROUPS TILE_GROUPS CLUSTER_SPLITS OWN_BARRIERS ADDRESS_REGISTERS NEEDS_MOST_REGISTERS of the
              kernel, and the generated BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER STORED_BYTES A_IS_MN_MAJOR

@@ -100,8 +100,8 @@ static const double IDLE_POWER = 0.4; /* share of an idle multiprocessor's power
 /* Multiply-adds per clock of a multiprocessor. A step is 128 bytes of k for all types: 64 halves at this rate, 128
    bytes at twice, 32 tf32 at half the rate; so every step takes the same number of clocks, and 64 represents all
    types. */
-static const double PRODUCTS_PER_CLOCK = 2048;    /* of 16-bit operands */
-static const double INSTRUCTIONS_PER_CLOCK = 128; /* of scalar threads */
+static const double PRODUCTS_PER_CLOCK = 2048;    /* products of 16-bit operands */
+static const double INSTRUCTIONS_PER_CLOCK = 128; /* scalar instructions */
 static const double FILL_BYTES_PER_CLOCK = 77;    /* from L2, if not all multiprocessors load at once */
 static const double L2_BYTES_PER_SECOND = 4.5e12; /* for all multiprocessors */
 static const double MEMORY_SHARE = 0.85;          /* share of the bandwidth that copies reach */
@@ -467,7 +467,7 @@ static bool split_fits(const struct hopper *h, double elements, int splits) {
 struct demand {
     double moving;   /* seconds to move all bytes */
     double epilogue; /* instructions per element of the result */
-    double elements; /* of the result */
+    double elements; /* elements of the result */
     double steps;    /* steps along k of an average tile */
     int splits;      /* requested; 0: the fastest number */
 };

@@ -21,7 +21,7 @@ struct repack_candidate {
     const struct tensor *tensor;
     struct tensor packed, tensor_view, packed_view;
     bool must_replace; /* must be replaced */
-    bool is_diagonal;  /* of merged filters, only a group's own channels are copied; the others are zeros */
+    bool is_diagonal;  /* for merged filters: only a group's own channels are copied, and the others are zeros */
 };
 
 struct repack_candidates {

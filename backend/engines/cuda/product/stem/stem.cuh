@@ -64,7 +64,7 @@ DEVICE void load_filters(memory &s, const arguments &p, i32 filter) {
 
 struct tile_coordinates {
     u32 n;
-    i32 row, column; /* of the output */
+    i32 row, column; /* position in the output */
 };
 
 DEVICE tile_coordinates find_tile(const arguments &p, u32 tile) {

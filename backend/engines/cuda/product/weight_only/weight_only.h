@@ -8,9 +8,9 @@
 
 struct weight_product {
     const struct block_scale_dequantize_op *weights;
-    struct contraction c; /* of `rest` */
+    struct contraction c; /* the product of `rest` */
     struct region rest;   /* the region without the dequantising node */
-    int nodes[MODES_MAX]; /* of `rest` */
+    int nodes[MODES_MAX]; /* the nodes of `rest` */
     int64_t rows, columns, k_count, group, block;
     int64_t a_row, w_row, scale_row, scale_k; /* strides, of A in elements, of W in bytes */
     int length;                               /* weights per access */

@@ -10,13 +10,13 @@
 #include <math.h>
 
 enum {
-    STEP = 128,          /* of k */
+    STEP = 128,          /* k elements per step */
     SPAN = 32,           /* weights of a step that share a scale */
     ROWS_MAX = 1024,     /* rows of A, at most */
     CLUSTER_MAX = 8,     /* blocks per cluster */
     SUMS_MAX = 64,       /* columns of products of four math warpgroups, limited by registers; with two, twice as
                             many */
-    TILES = 2,           /* of 128 or 256 columns */
+    TILES = 2,           /* number of tile sizes: 128 and 256 columns */
     STAGES_MAX = 8,      /* steps in shared memory */
     BARRIER_BYTES = 16,  /* per slot */
     SHARED_MAX = 232448, /* bytes: 227 KiB, the shared memory limit of a block on sm_90 */
