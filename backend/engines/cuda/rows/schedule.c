@@ -145,8 +145,8 @@ static void count_blocks(struct schedule *s, const struct device *device) {
     grid->trigger = is_late ? TRIGGER_WHEN_DONE : TRIGGER_WHEN_BEGUN;
 }
 
-/* Chooses which rows to prefetch into L2: the first rows, before the preceding launch ends, if that hides its
-   tail (blocks with few or with long rows finish at different times), and rows of later blocks if at most two blocks are
+/* Chooses which rows to prefetch into L2: the first rows, before the preceding launch ends, if that hides its tail
+   (blocks with few or with long rows finish at different times), and rows of later blocks if at most two blocks are
    resident, because no other block issues loads while one of them starts. */
 static void prefetch_l2(struct schedule *s, const struct device *device) {
     bool is_persistent = schedule_is_persistent(s);
