@@ -684,7 +684,7 @@ class Matmul_attributes : public detail::Attributes<Matmul_attributes> {
         this->give(WEFT_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC, "n_override", values);
         return this->self();
     }
-    /** depth in use of each batch entry, INT32 or INT64 */
+    /** extent of k in use for each batch entry, INT32 or INT64 */
     Matmul_attributes &set_k_override(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC, "k_override", values);
         return this->self();

@@ -2512,7 +2512,7 @@ class Ops:
             name: the operation's name in messages and diagrams.
             m_override: rows in use of each batch entry, INT32 or INT64, [batch.., 1, 1]; optional.
             n_override: columns in use of each batch entry, INT32 or INT64, [batch.., 1, 1]; optional.
-            k_override: depth in use of each batch entry, INT32 or INT64, [batch.., 1, 1]; optional.
+            k_override: extent of k in use for each batch entry, INT32 or INT64, [batch.., 1, 1]; optional.
         Returns:
             C: product, [batch.., M, N].
         Data types:
@@ -3025,7 +3025,7 @@ class Ops:
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, as x.
+            y: result, like x.
             mean: mean; an input of batch norm's inference; RMS_NORM has none, x's extents, 1 on the
                 normalised dimensions; GROUP_NORM: [N,groups,1..]; None if not computed.
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
@@ -3087,7 +3087,7 @@ class Ops:
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, as x.
+            y: result, like x.
             mean: mean; an input of batch norm's inference; RMS_NORM has none, x's extents, 1 on the
                 normalised dimensions; GROUP_NORM: [N,groups,1..]; None if not computed.
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
@@ -3148,7 +3148,7 @@ class Ops:
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, as x.
+            y: result, like x.
             mean: mean; an input of batch norm's inference; RMS_NORM has none, x's extents, 1 on the
                 normalised dimensions; GROUP_NORM: [N,groups,1..]; None if not computed.
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
@@ -3212,7 +3212,7 @@ class Ops:
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, as x.
+            y: result, like x.
             mean: mean; an input of batch norm's inference; RMS_NORM has none, x's extents, 1 on the
                 normalised dimensions; GROUP_NORM: [N,groups,1..]; None if not computed.
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
@@ -3275,7 +3275,7 @@ class Ops:
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, as x.
+            y: result, like x.
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
                 batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
                 [N,groups,1..]; None if not computed.
@@ -3340,7 +3340,7 @@ class Ops:
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, as x.
+            y: result, like x.
             mean: mean; an input of batch norm's inference; RMS_NORM has none, x's extents, 1 on the
                 normalised dimensions; GROUP_NORM: [N,groups,1..]; None if not computed.
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
@@ -3422,7 +3422,7 @@ class Ops:
             in_running_var: batch norm: running variance before this step, [1,C,1..]; optional.
             epsilon: scalar added to the variance; not used if inv_variance is given, [1..]; optional.
         Returns:
-            y: result, as x.
+            y: result, like x.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: y the type of x; virtual results have the compute
@@ -3474,7 +3474,7 @@ class Ops:
             dx = inv_variance * (g - mean(g) - xhat * mean(g * xhat)), g = scale * dy
 
         Args:
-            grad: gradient of the result, as x.
+            grad: gradient of the result, like x.
             input: forward input, [N, C, spatial..] or [batch.., normalised..].
             scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
                 it is absent, those in which inv_variance has extent 1, [1,C,1..]; layer norms: x's extents on
@@ -3487,7 +3487,7 @@ class Ops:
             name: the operation's name in messages and diagrams.
             epsilon: scalar added to the variance if statistics are recomputed, [1..]; optional.
         Returns:
-            dx: gradient of x, as x.
+            dx: gradient of x, like x.
             dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 None if not computed.
             dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
@@ -3543,7 +3543,7 @@ class Ops:
             dx = inv_variance * (g - mean(g) - xhat * mean(g * xhat)), g = scale * dy
 
         Args:
-            grad: gradient of the result, as x.
+            grad: gradient of the result, like x.
             input: forward input, [N, C, spatial..] or [batch.., normalised..].
             scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
                 it is absent, those in which inv_variance has extent 1, [1,C,1..]; layer norms: x's extents on
@@ -3556,7 +3556,7 @@ class Ops:
             name: the operation's name in messages and diagrams.
             epsilon: scalar added to the variance if statistics are recomputed, [1..]; optional.
         Returns:
-            dx: gradient of x, as x.
+            dx: gradient of x, like x.
             dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 None if not computed.
             dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
@@ -3612,7 +3612,7 @@ class Ops:
             dx = inv_variance * (g - mean(g) - xhat * mean(g * xhat)), g = scale * dy
 
         Args:
-            grad: gradient of the result, as x.
+            grad: gradient of the result, like x.
             input: forward input, [N, C, spatial..] or [batch.., normalised..].
             scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
                 it is absent, those in which inv_variance has extent 1, [1,C,1..]; layer norms: x's extents on
@@ -3625,7 +3625,7 @@ class Ops:
             name: the operation's name in messages and diagrams.
             epsilon: scalar added to the variance if statistics are recomputed, [1..]; optional.
         Returns:
-            dx: gradient of x, as x.
+            dx: gradient of x, like x.
             dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 None if not computed.
             dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
@@ -3682,7 +3682,7 @@ class Ops:
             dx = inv_variance * (g - mean(g) - xhat * mean(g * xhat)), g = scale * dy
 
         Args:
-            grad: gradient of the result, as x.
+            grad: gradient of the result, like x.
             input: forward input, [N, C, spatial..] or [batch.., normalised..].
             scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
                 it is absent, those in which inv_variance has extent 1, [1,C,1..]; layer norms: x's extents on
@@ -3696,7 +3696,7 @@ class Ops:
             epsilon: scalar added to the variance if statistics are recomputed, [1..]; optional.
             groups: number of groups into which the channels are split; optional.
         Returns:
-            dx: gradient of x, as x.
+            dx: gradient of x, like x.
             dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 None if not computed.
             dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
@@ -3755,7 +3755,7 @@ class Ops:
             dx = inv_variance * (g - mean(g) - xhat * mean(g * xhat)), g = scale * dy
 
         Args:
-            grad: gradient of the result, as x.
+            grad: gradient of the result, like x.
             input: forward input, [N, C, spatial..] or [batch.., normalised..].
             scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
                 it is absent, those in which inv_variance has extent 1, [1,C,1..]; layer norms: x's extents on
@@ -3769,7 +3769,7 @@ class Ops:
             name: the operation's name in messages and diagrams.
             epsilon: scalar added to the variance if statistics are recomputed, [1..]; optional.
         Returns:
-            dx: gradient of x, as x.
+            dx: gradient of x, like x.
             dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 None if not computed.
             dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
@@ -4449,7 +4449,7 @@ class Ops:
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, FP8, FP4, INT8 or INT4; its type must be set, as x.
+            y: result, FP8, FP4, INT8 or INT4; its type must be set, like x.
             scale: one scale per block; default E8M0 in blocks of 32, E4M3 in blocks of 16 of FP4, otherwise
                 FLOAT, like x, with blocks along the axis.
         Data types:
@@ -4501,7 +4501,7 @@ class Ops:
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result; default type: the compute type, as x.
+            y: result; default type: the compute type, like x.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the compute type.

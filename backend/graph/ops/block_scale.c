@@ -16,7 +16,7 @@ static const struct row quantize_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct block_scale_quantize_op, x, WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_XDESC, "x",
                .required = true, .shape = "[d..]", .doc = "input, a float type of 16 bits or more"),
     TENSOR_ROW(ROLE_OUTPUT, struct block_scale_quantize_op, y, WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_YDESC, "y",
-               .required = true, .shape = "as x", .doc = "result, FP8, FP4, INT8 or INT4; its type must be set"),
+               .required = true, .shape = "like x", .doc = "result, FP8, FP4, INT8 or INT4; its type must be set"),
     TENSOR_ROW(ROLE_OUTPUT, struct block_scale_quantize_op, scale, WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_SCALE_DESC,
                "scale", .required = true, .shape = "like x, with blocks along the axis",
                .doc =
@@ -43,7 +43,7 @@ static const struct row dequantize_rows[] = {
                WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_SCALE_DESC, "scale", .required = true,
                .shape = "like x, in blocks", .doc = "one scale per block"),
     TENSOR_ROW(ROLE_OUTPUT, struct block_scale_dequantize_op, y, WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_YDESC, "y",
-               .required = true, .shape = "as x", .doc = "result; default type: the compute type"),
+               .required = true, .shape = "like x", .doc = "result; default type: the compute type"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct block_scale_dequantize_op, math,
               WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_MATH_PREC, "compute_data_type",
               .doc = "compute type, FLOAT or DOUBLE"),

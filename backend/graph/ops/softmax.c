@@ -15,7 +15,7 @@ static const struct row rows[] = {
                .shape = "like stats, or 1s: [1,H,1,1]",
                .doc = "score that is included in each row's maximum and sum but has no element of y"),
     TENSOR_ROW(ROLE_OUTPUT, struct softmax_op, y, WEFT_ATTR_OPERATION_SOFTMAX_YDESC, "y", .required = true,
-               .shape = "as x", .in_place = "x", .doc = "weights"),
+               .shape = "like x", .in_place = "x", .doc = "weights"),
     TENSOR_ROW(ROLE_OUTPUT, struct softmax_op, stats, WEFT_ATTR_OPERATION_SOFTMAX_STATS_DESC, "stats",
                .shape = "like x, 1 along the axis", .doc = "max + ln(sum_exp), the logarithm of the sum of e^x"),
     TENSOR_ROW(ROLE_OUTPUT, struct softmax_op, max, WEFT_ATTR_OPERATION_SOFTMAX_MAX_DESC, "max",
