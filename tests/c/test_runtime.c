@@ -467,11 +467,11 @@ static void bad_kernels(void) {
     check_shared_of_tile(&device, code);
     cache_release(code);
     DO(cache_adopt(&other, "saved.cu", old_cubin, sizeof old_cubin, false));
-    REFUSED(
-        kernel_load(&kernel, &device, other, "scale", &(struct kernel_needs){0}),
-        WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
-        "cuda:0 (Fake GPU 0): loading 'saved.cu', log: a log of the loader: the CUDA driver answered "
-        "CUDA_ERROR_NO_BINARY_FOR_GPU (209: words for 209). The code was compiled for another GPU: build the plan here.");
+    REFUSED(kernel_load(&kernel, &device, other, "scale", &(struct kernel_needs){0}),
+            WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
+            "cuda:0 (Fake GPU 0): loading 'saved.cu', log: a log of the loader: the CUDA driver answered "
+            "CUDA_ERROR_NO_BINARY_FOR_GPU (209: words for 209). The code was compiled for another GPU: build the plan "
+            "here.");
     cache_release(other);
     check_clean(1);
 }
