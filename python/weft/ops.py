@@ -3826,7 +3826,7 @@ class Ops:
             dx = inv_variance * (g - xhat * mean(g * xhat)), g = scale * dy
 
         Args:
-            grad: gradient of the result, as x.
+            grad: gradient of the result, like x.
             input: forward input, [N, C, spatial..] or [batch.., normalised..].
             scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
                 it is absent, those in which inv_variance has extent 1, [1,C,1..]; layer norms: x's extents on
@@ -3838,7 +3838,7 @@ class Ops:
             name: the operation's name in messages and diagrams.
             epsilon: scalar added to the variance if statistics are recomputed, [1..]; optional.
         Returns:
-            dx: gradient of x, as x.
+            dx: gradient of x, like x.
             dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions.
             dbias: gradient of the bias; None unless has_dbias.
         Data types:
@@ -4076,7 +4076,7 @@ class Ops:
                 default: such rows share their weight among elements of +inf, and rows of -inf are 0; default
                 False.
         Returns:
-            y: weights, as x.
+            y: weights, like x.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: y the type of x; virtual results have the compute
