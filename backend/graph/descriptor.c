@@ -110,7 +110,8 @@ const char *descriptor_label(const struct descriptor *descriptor) {
     int length = snprintf(text, SCRATCH_BYTES, "%s", descriptor->schema->name);
     if (descriptor->label.count)
         length += snprintf(text + length, SCRATCH_BYTES - (size_t)length, " '%.200s'", descriptor->label.chars);
-    if (descriptor->schema == &tensor_schema && descriptor_row_is_set(descriptor, WEFT_ATTR_TENSOR_UNIQUE_ID))
+    if (descriptor->schema->kind == WEFT_BACKEND_TENSOR_DESCRIPTOR &&
+        descriptor_row_is_set(descriptor, WEFT_ATTR_TENSOR_UNIQUE_ID))
         snprintf(text + length, SCRATCH_BYTES - (size_t)length, " (uid %lld)",
                  (long long)((const struct tensor *)descriptor)->uid);
     return text;
@@ -509,7 +510,8 @@ static weftStatus_t check_set(const struct descriptor *descriptor, const struct 
 /* FAST_FLOAT_FOR_FP8 permits sums of less precision than FLOAT. Products support it; all other operations use FLOAT.
    Tensors cannot have this type. */
 static void settle_compute_type(const struct descriptor *descriptor, const struct row *row, int32_t *type) {
-    if (*type == WEFT_DATA_FAST_FLOAT_FOR_FP8 && descriptor->schema != &tensor_schema && !row->keeps_fast)
+    if (*type == WEFT_DATA_FAST_FLOAT_FOR_FP8 && descriptor->schema->kind != WEFT_BACKEND_TENSOR_DESCRIPTOR &&
+        !row->keeps_fast)
         *type = WEFT_DATA_FLOAT;
 }
 

@@ -135,7 +135,7 @@ weftStatus_t check_broadcasts(const struct descriptor *op, const char *key, cons
 /* Checks for one element, by value or in memory. Accepts NULL. */
 weftStatus_t check_scalar(const struct descriptor *op, const char *key, const struct tensor *tensor);
 
-/* ---- Element access for references: simple, not fast ------------- */
+/* ---- element_access.c: the elements of operands, for references: simple, not fast ------------- */
 
 /* The memory of an operand; data is NULL if the tensor is NULL or has no memory in these bindings. */
 struct view view_of(const struct bindings *bindings, const struct tensor *tensor);

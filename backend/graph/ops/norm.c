@@ -232,13 +232,13 @@ static struct evidence backward_evidence(const struct norm_backward *op) {
     return (struct evidence){op->mode, op->groups, op->x, first_shaped(affine, 3), first_shaped(statistic, 1)};
 }
 
-/* For engines: after finalize all these operands have dims, so the result is that of inference. */
-struct norm_shape norm_forward_shape(const struct norm_forward *op) {
+/* After finalize all these operands have dims, so the result is that of inference. */
+static struct norm_shape forward_shape(const struct norm_forward *op) {
     struct evidence evidence = forward_evidence(op);
     return shape_of(&evidence);
 }
 
-struct norm_shape norm_backward_shape(const struct norm_backward *op) {
+static struct norm_shape backward_shape(const struct norm_backward *op) {
     struct evidence evidence = backward_evidence(op);
     return shape_of(&evidence);
 }
@@ -394,7 +394,7 @@ static bool forward_strides(const struct descriptor *descriptor, const struct te
 /* Checks the dims of all operands against the norm's shape; NULL dims stand for a scalar. */
 static weftStatus_t check_forward(const struct descriptor *descriptor) {
     const struct norm_forward *op = (const struct norm_forward *)descriptor;
-    struct norm_shape shape = norm_forward_shape(op);
+    struct norm_shape shape = forward_shape(op);
     /* Both given and inferred dims. */
     const struct operand operands[] = {
         {"scale", op->scale, &shape.affine},
@@ -458,7 +458,7 @@ static bool backward_strides(const struct descriptor *descriptor, const struct t
 
 static weftStatus_t check_backward(const struct descriptor *descriptor) {
     const struct norm_backward *op = (const struct norm_backward *)descriptor;
-    struct norm_shape shape = norm_backward_shape(op);
+    struct norm_shape shape = backward_shape(op);
     const struct operand operands[] = {
         {"dy", op->dy, &op->x->dims},          {"scale", op->scale, &shape.affine},
         {"mean", op->mean, &shape.statistics}, {"inv_variance", op->inv_variance, &shape.statistics},
@@ -549,14 +549,14 @@ static void update_running(const struct view *out, const struct view *in, const 
 
 /* Bytes: mean and variance of each row, as doubles. */
 static int64_t forward_scratch(const struct descriptor *descriptor) {
-    struct norm_shape shape = norm_forward_shape((const struct norm_forward *)descriptor);
+    struct norm_shape shape = forward_shape((const struct norm_forward *)descriptor);
     return 2 * elements_of(&shape.statistics) * (int64_t)sizeof(double);
 }
 
 /* Three steps: computes the statistics in scratch, stores those that are requested, computes y. */
 static void forward_reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct norm_forward *op = (const struct norm_forward *)descriptor;
-    struct norm_shape shape = norm_forward_shape(op);
+    struct norm_shape shape = forward_shape(op);
     int64_t index[WEFT_DIM_MAX], count = elements_of(&shape.statistics);
     double *mean = bindings->scratch, *inv = mean + count; /* inv contains the variance first */
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y);
@@ -600,14 +600,14 @@ static void forward_reference(const struct descriptor *descriptor, const struct 
 
 /* Bytes, divided up by backward_reference. */
 static int64_t backward_scratch(const struct descriptor *descriptor) {
-    struct norm_shape shape = norm_backward_shape((const struct norm_backward *)descriptor);
+    struct norm_shape shape = backward_shape((const struct norm_backward *)descriptor);
     return (4 * elements_of(&shape.statistics) + 2 * elements_of(&shape.affine)) * (int64_t)sizeof(double);
 }
 
 /* Scratch: mean, inverse deviation, and the means of g and of g * xhat for each row; then dscale and dbias. */
 static void backward_reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct norm_backward *op = (const struct norm_backward *)descriptor;
-    struct norm_shape shape = norm_backward_shape(op);
+    struct norm_shape shape = backward_shape(op);
     int64_t index[WEFT_DIM_MAX], count = elements_of(&shape.statistics), affine = elements_of(&shape.affine);
     double *mean = bindings->scratch, *inv = mean + count, *mean_g = inv + count, *mean_g_xhat = mean_g + count;
     /* The layout of scratch must match backward_scratch. */
@@ -655,6 +655,16 @@ static void backward_reference(const struct descriptor *descriptor, const struct
 
 /* ---- The operations ---------------------------------------------------------------------------------------------- */
 
+static weftStatus_t expand_forward(const struct descriptor *op, struct expansion *e) {
+    struct norm_shape shape = forward_shape((const struct norm_forward *)op);
+    return norm_forward_expand((const struct norm_forward *)op, &shape, e);
+}
+
+static weftStatus_t expand_backward(const struct descriptor *op, struct expansion *e) {
+    struct norm_shape shape = backward_shape((const struct norm_backward *)op);
+    return norm_backward_expand((const struct norm_backward *)op, &shape, e);
+}
+
 const struct op norm_forward_op = {
     .schema =
         {
@@ -672,7 +682,7 @@ const struct op norm_forward_op = {
     .infer = infer_forward,
     .cudnn_strides = forward_strides,
     .check = check_forward,
-    .expand = norm_forward_expand,
+    .expand = expand_forward,
     .reference = forward_reference,
     .scratch_bytes = forward_scratch,
 };
@@ -692,7 +702,7 @@ const struct op norm_backward_op = {
     .infer = infer_backward,
     .cudnn_strides = backward_strides,
     .check = check_backward,
-    .expand = norm_backward_expand,
+    .expand = expand_backward,
     .reference = backward_reference,
     .scratch_bytes = backward_scratch,
 };

@@ -35,13 +35,9 @@ struct norm_shape {
     struct dims affine;      /* dims of scale and bias */
 };
 
-/* For finalized operations. */
-struct norm_shape norm_forward_shape(const struct norm_forward *op);
-struct norm_shape norm_backward_shape(const struct norm_backward *op);
-
 /* norm_expansion.c: the formulas as instructions over rows. */
-weftStatus_t norm_forward_expand(const struct descriptor *op, struct expansion *e);
-weftStatus_t norm_backward_expand(const struct descriptor *op, struct expansion *e);
+weftStatus_t norm_forward_expand(const struct norm_forward *op, const struct norm_shape *shape, struct expansion *e);
+weftStatus_t norm_backward_expand(const struct norm_backward *op, const struct norm_shape *shape, struct expansion *e);
 /* Expands only the sums, over rows of another iteration space. mean and inv: values of the expansion, or -1 to read the
    operation's own inputs, if it has any. dscale and dbias are NULL if not wanted. */
 void norm_expand_sums(struct expansion *e, const struct norm_backward *op, const struct tensor *dscale,

@@ -188,12 +188,10 @@ static int scaled(struct expansion *e, int x, struct statistics s, int scale, in
 }
 
 /* The same instructions for all modes, which differ only in rows and in the operands that exist. */
-weftStatus_t norm_forward_expand(const struct descriptor *descriptor, struct expansion *e) {
-    const struct norm_forward *op = (const struct norm_forward *)descriptor;
-    struct norm_shape shape = norm_forward_shape(op);
-    set_rows(e, op->x, &shape, op->mode == WEFT_GROUP_NORM);
+weftStatus_t norm_forward_expand(const struct norm_forward *op, const struct norm_shape *shape, struct expansion *e) {
+    set_rows(e, op->x, shape, op->mode == WEFT_GROUP_NORM);
     expansion_begin(e, op->math, op->x);
-    TRY(expansion_needs_float(e, descriptor, "statistics"));
+    TRY(expansion_needs_float(e, &op->base, "statistics"));
     int x = expand_input(e, op->x), epsilon = expand_input(e, op->epsilon);
     struct statistics s =
         norm_is_inference_of_batch(op) ? given_statistics(e, op, epsilon) : forward_statistics(e, op, x, epsilon);
@@ -274,12 +272,10 @@ static struct statistics backward_statistics(struct expansion *e, const struct n
 }
 
 /* The sums that dx needs depend on the scale: one per position in the row, or one per row. */
-weftStatus_t norm_backward_expand(const struct descriptor *descriptor, struct expansion *e) {
-    const struct norm_backward *op = (const struct norm_backward *)descriptor;
-    struct norm_shape shape = norm_backward_shape(op);
-    set_rows(e, op->x, &shape, op->mode == WEFT_GROUP_NORM);
+weftStatus_t norm_backward_expand(const struct norm_backward *op, const struct norm_shape *shape, struct expansion *e) {
+    set_rows(e, op->x, shape, op->mode == WEFT_GROUP_NORM);
     expansion_begin(e, op->math, op->x);
-    TRY(expansion_needs_float(e, descriptor, "statistics"));
+    TRY(expansion_needs_float(e, &op->base, "statistics"));
     int x = expand_input(e, op->x), dy = expand_input(e, op->dy), row_dy = -1, row_weighted = -1;
     struct statistics s = backward_statistics(e, op, x);
     /* dy * xhat, which dscale sums over rows and dx over the row. */
