@@ -25,7 +25,6 @@ enum {
     SUMS = 96 << 10,          /* maximum floats of a task's sums, if the depth has several parts */
     FEW_CHANNELS = 16,        /* below this, a border is worth a copy, because adjacent taps become one segment */
     BROADCASTS = 4,           /* broadcasts in the time of a vector multiplication */
-    POINTER_FLOATS = 2,       /* maximum size of a pointer in floats */
     PACK_COST = 16,           /* cost of packing an element, in multiplications */
     ELEMENT_POINTER_COST = 4, /* cost of setting a pointer to one element, likewise */
     ROW_POINTER_COST = 128    /* cost of computing the pointer to a row, likewise */
@@ -333,10 +332,6 @@ int64_t direct_part_floats(const struct direct *d) {
     if (d->is_depthwise)
         return d->is_filter ? round_up(t->row_tasks * t->segments * d->columns, LINE) : 0;
     return t->splits > 1 ? t->splits * direct_tasks(d, t) * t->sums : 0;
-}
-
-int64_t direct_thread_floats(const struct direct_tiling *t) {
-    return t->panels + t->sums + t->transposed + round_up(t->pointers * POINTER_FLOATS, LINE);
 }
 
 int64_t direct_workspace_bytes(const struct direct *d) {

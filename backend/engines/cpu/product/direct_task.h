@@ -3,6 +3,7 @@
 #ifndef WEFT_ENGINES_CPU_DIRECT_TASK_H
 #define WEFT_ENGINES_CPU_DIRECT_TASK_H
 
+#include "base/number.h"
 #include "engines/cpu/product/direct.h"
 #include "engines/cpu/product/direct_kernel.h"
 #include "engines/cpu/product/panels.h"
@@ -12,7 +13,8 @@
 enum {
     IMAGE_DEPTH = 1152, /* maximum depth of a part: 144 KiB of a panel */
     STRIP = 96,         /* rows whose pointers are set at a time; a multiple of all kernels' rows */
-    LINE = 16           /* alignment of buffers in floats */
+    LINE = 16,          /* alignment of buffers in floats */
+    POINTER_FLOATS = 2  /* maximum size of a pointer in floats */
 };
 
 /* Zeros that rows and taps outside an image see. No part is deeper, and no task of single channels wider. */
@@ -56,7 +58,9 @@ int64_t direct_tasks(const struct direct *direct, const struct direct_tiling *ti
 
 /* Floats of a thread's buffers, and of a filter gradient's partial sums: [parts, taps, columns] for single channels,
    otherwise [splits, tasks, a task's sums]. */
-int64_t direct_thread_floats(const struct direct_tiling *tiling);
+static inline int64_t direct_thread_floats(const struct direct_tiling *tiling) {
+    return tiling->panels + tiling->sums + tiling->transposed + round_up(tiling->pointers * POINTER_FLOATS, LINE);
+}
 int64_t direct_part_floats(const struct direct *direct);
 
 /* Points task->pointers [segments, STRIP] to what each row sees in some range of the depth. Rows past the last one, up

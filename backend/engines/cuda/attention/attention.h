@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Interface of the attention family: the analysed operation, tiles that fit a device, and emission of the source that
-   all kernels share. attention.c decides; forward.c and backward.c build the kernels. */
+   all kernels share. analyse.c analyses, attention.c predicts times, forward.c and backward.c build the kernels. */
 #ifndef WEFT_ENGINES_CUDA_ATTENTION_H
 #define WEFT_ENGINES_CUDA_ATTENTION_H
 
 #include "engines/cuda/core/kernel.h"
 #include "graph/ops/attention_indices.h"
 
-/* Arithmetic of the matmuls. The instances in attention.c are constant. `bytes`: per staged element; `sum_bytes`: per
+/* Arithmetic of the matmuls. The instances in analyse.c are constant. `bytes`: per staged element; `sum_bytes`: per
    accumulator element. */
 struct attention_arithmetic {
     weftDataType_t staged; /* type of tiles in shared memory */

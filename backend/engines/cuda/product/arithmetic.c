@@ -84,3 +84,7 @@ double contraction_rate(enum arithmetic arithmetic, const struct device *device)
                           [FMA_INT64] = 32};
     return per_clock[arithmetic] * (clock > 0 ? clock : 1.5e9);
 }
+
+int64_t contraction_sum_bytes(const struct contraction *c) {
+    return dtype_bytes(arithmetic_rows[c->arithmetic].sum, 1);
+}

@@ -214,13 +214,6 @@ void modes_merge(struct modes *modes);
    there. */
 void contraction_flatten(struct contraction *c);
 
-/* The result of a convolution for kernels that compute positions themselves: modes of the result only, float sums, and
-   the epilogue. Rows are images and positions and columns are channels; for the filter gradient, rows are filters and
-   columns are taps and channels. NOT_SUPPORTED, with a reason, for an epilogue that cannot be fused and for 2^31 or
-   more results. */
-struct conv_geometry;
-weftStatus_t contraction_analyse_result(struct contraction *c, const struct conv_geometry *g);
-
 /* ---- epilogue.c: operations after the sum ---- */
 
 /* Finds the operands and merges their modes; NOT_SUPPORTED, with a reason, for operations that cannot be fused. */
@@ -237,9 +230,9 @@ int epilogue_fetched_words(const struct epilogue *epilogue);
 const struct epilogue_operand *epilogue_find_staged(const struct contraction *c, int bytes);
 /* Number of results (one or two) if all of them qualify as above, otherwise 0. */
 int epilogue_find_stored(const struct contraction *c, int bytes, const struct epilogue_operand *stores[2]);
-static inline const struct epilogue_operand *epilogue_find_half(const struct contraction *c) {
-    return epilogue_find_staged(c, 2);
-}
+const struct epilogue_operand *epilogue_find_half(const struct contraction *c); /* of elements of 2 bytes */
+/* True if all reductions are over columns and read only the single staged 16-bit result. */
+bool epilogue_reduces_only_stored(const struct contraction *c);
 /* True if operand k has the layout of `store`, so that the code that moves results can move it: 16-bit elements in
    whole 16-byte accesses. */
 bool epilogue_has_layout_of(const struct contraction *c, int k, const struct epilogue_operand *store);
@@ -280,8 +273,6 @@ void reductions_emit_elements(struct kernel_source *source, const struct contrac
 /* True if the reductions read only this value. reductions_emit_stored then emits elements_of(p, bits), which computes
    their inputs from the stored 16 bits. */
 bool reductions_read_only_value(const struct contraction *c, int value);
-/* True if all reductions are over columns and read only the single staged 16-bit result. */
-bool reductions_use_only_stored(const struct contraction *c);
 void reductions_emit_stored(struct kernel_source *source, const struct contraction *c,
                             const struct epilogue_operand *store);
 /* Emits the addresses and the number of partial sums. They are stored in the workspace, the lines of one span after
@@ -304,9 +295,7 @@ struct arithmetic_row {
     int block_k; /* elements of k per step */
 };
 extern const struct arithmetic_row arithmetic_rows[];
-static inline int64_t contraction_sum_bytes(const struct contraction *c) {
-    return dtype_bytes(arithmetic_rows[c->arithmetic].sum, 1);
-}
+int64_t contraction_sum_bytes(const struct contraction *c);
 /* The math type that the operation requests. */
 weftDataType_t contraction_math(const struct node *node);
 /* Chosen from the operands' types, k and the math type. */
@@ -321,6 +310,12 @@ double contraction_rate(enum arithmetic arithmetic, const struct device *device)
 weftStatus_t contraction_analyse(struct contraction *c, const struct device *device);
 /* contraction_analyse plus the choice of tile and splits. */
 weftStatus_t contraction_plan(struct contraction *c, const struct device *device, const struct knob_choices *knobs);
+/* The result of a convolution for kernels that compute positions themselves: modes of the result only, float sums, and
+   the epilogue. Rows are images and positions and columns are channels; for the filter gradient, rows are filters and
+   columns are taps and channels. NOT_SUPPORTED, with a reason, for an epilogue that cannot be fused and for 2^31 or
+   more results. */
+struct conv_geometry;
+weftStatus_t contraction_analyse_result(struct contraction *c, const struct conv_geometry *g);
 /* Time to move all bytes that an analysed contraction reads and writes. */
 double contraction_memory_seconds(const struct contraction *c, const struct device *device);
 enum { TILE_ROWS = 7, SPLITS_MAX = 64 }; /* rows of the tile table; maximum number of K splits */

@@ -642,3 +642,13 @@ const struct epilogue_operand *epilogue_find_staged(const struct contraction *c,
     const struct epilogue_operand *stores[2];
     return epilogue_find_stored(c, bytes, stores) == 1 ? stores[0] : NULL;
 }
+
+const struct epilogue_operand *epilogue_find_half(const struct contraction *c) { return epilogue_find_staged(c, 2); }
+
+/* Kernels can then reduce epilogue tiles in shared memory when they are stored. */
+bool epilogue_reduces_only_stored(const struct contraction *c) {
+    const struct epilogue_operand *store = epilogue_find_half(c);
+    const struct reduced_span *spans = c->epilogue.spans;
+    return store && spans[SPAN_COLUMN].count > 0 && spans[SPAN_ROW].count + spans[SPAN_ALL].count == 0 &&
+           reductions_read_only_value(c, store->value);
+}

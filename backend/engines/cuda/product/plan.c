@@ -310,3 +310,37 @@ weftStatus_t contraction_plan(struct contraction *c, const struct device *device
     }
     return WEFT_STATUS_SUCCESS;
 }
+
+/* ---- The result of a convolution --------------------------------------------------------------------------------- */
+
+/* Extents of 1 need no mode: their coordinate is 0. */
+static void add_result_mode(struct modes *modes, int64_t extent, int64_t dim) {
+    if (extent != 1)
+        modes->at[modes->count++] = (struct mode){.extent = extent, .dim = (int)dim, .dim_step = 1, .phase = NO_PHASE};
+}
+
+/* Replaces the contraction's modes by those of the result: the epilogue indexes only results, and BATCH and K are
+   empty. */
+static void find_result_modes(struct contraction *c, const struct conv_geometry *g) {
+    bool is_filter = g->direction == CONV_FILTER;
+    const struct conv_operand *result = is_filter ? &g->w : g->direction == CONV_DATA ? &g->x : &g->y;
+    int64_t rank = result->tensor->dims.count, channel = rank - g->spatial - 1;
+    for (int index = 0; index < INDICES; index++)
+        c->modes[index].count = 0;
+    c->phase_count = 0;
+    add_result_mode(&c->modes[ROW], is_filter ? g->k : g->n, is_filter ? channel - 1 : 0);
+    for (int i = 0; i < 3; i++)
+        add_result_mode(&c->modes[is_filter ? COLUMN : ROW], result->size[i], rank - 3 + i);
+    add_result_mode(&c->modes[COLUMN], g->direction == CONV_FORWARD ? g->k : g->c, channel);
+}
+
+weftStatus_t contraction_analyse_result(struct contraction *c, const struct conv_geometry *g) {
+    find_result_modes(c, g);
+    c->arithmetic = FMA_FLOAT; /* epilogue() receives floats */
+    c->is_small = true;
+    c->splits = 1;
+    TRY(epilogue_analyse(c));
+    if (contraction_elements(c) > INT32_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: more than 2^31 results", descriptor_label(c->node->op));
+    return WEFT_STATUS_SUCCESS;
+}

@@ -240,14 +240,6 @@ bool reductions_read_only_value(const struct contraction *c, int value) {
     return reads_only_value;
 }
 
-/* Kernels can then reduce epilogue tiles in shared memory when they are stored. */
-bool reductions_use_only_stored(const struct contraction *c) {
-    const struct epilogue_operand *store = epilogue_find_half(c);
-    const struct reduced_span *spans = c->epilogue.spans;
-    return store && spans[SPAN_COLUMN].count > 0 && spans[SPAN_ROW].count + spans[SPAN_ALL].count == 0 &&
-           reductions_read_only_value(c, store->value);
-}
-
 /* From the stored 16 bits, so that the reduction sees the same data as a separate kernel would read from memory. A
    struct of runs of one element, so that the same code fills it. */
 void reductions_emit_stored(struct kernel_source *source, const struct contraction *c,

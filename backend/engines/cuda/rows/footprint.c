@@ -25,12 +25,6 @@ bool schedule_is_resident(const struct schedule *s, int k) {
     return s->nest.is_columns;
 }
 
-/* Only terms that a pass after the first reads again. */
-bool schedule_is_resident_term(const struct schedule *s, const struct term *term) {
-    return s->memory.keeps_weights && term->opcode == OPCODE_WEIGHT && term->kind == TERM_FORMULA &&
-           term->stage < s->passes.storing;
-}
-
 /* ---- Bytes ------------------------------------------------------------------------------------------------------- */
 
 /* An operand that broadcasts along the contiguous dim contributes one element per vector. */

@@ -41,14 +41,14 @@ bool schedule_is_part(const struct schedule *s, int k) {
 
 /* The operand with the most bytes; its memory order determines the order of dims. */
 static int leading_operand(const struct schedule *s) {
-    int found = 0;
+    int leading = 0;
     double most = -1;
     for (int k = 0; k < s->rows->operand_count; k++)
         if (schedule_uses_memory(s, k) && schedule_operand_bytes(s, k) > most) {
             most = schedule_operand_bytes(s, k);
-            found = k;
+            leading = k;
         }
-    return found;
+    return leading;
 }
 
 /* Appends the dims of one kind, ordered and merged, to those already in the nest. */
@@ -124,6 +124,12 @@ static void count_passes(struct schedule *s) {
             passes->storing = term->stage;
     }
     passes->count = passes->closed > passes->storing + 1 ? passes->closed : passes->storing + 1;
+}
+
+/* Only terms that a pass after the first reads again. */
+bool schedule_is_resident_term(const struct schedule *s, const struct term *term) {
+    return s->memory.keeps_weights && term->opcode == OPCODE_WEIGHT && term->kind == TERM_FORMULA &&
+           term->stage < s->passes.storing;
 }
 
 /* Also marks row terms that elements read, but not what those depend on. Recursion is bounded by the nesting of

@@ -167,6 +167,8 @@ bool schedule_uses_memory(const struct schedule *s, int k);
 double schedule_operand_bytes(const struct schedule *s, int k);
 /* Marks the terms that a pass evaluates for its reductions or its stores. */
 void schedule_terms_of_pass(const struct schedule *s, int pass, bool *is_evaluated);
+/* True if a term's values stay from the first pass that evaluates it. */
+bool schedule_is_resident_term(const struct schedule *s, const struct term *term);
 /* True if anything that is stored depends on doubles. */
 bool schedule_calculates_in_double(const struct schedule *s);
 
@@ -175,8 +177,6 @@ bool schedule_calculates_in_double(const struct schedule *s);
 /* True if operand k stays on chip between passes; and bytes of one vector of it. */
 bool schedule_is_resident(const struct schedule *s, int k);
 int64_t schedule_vector_bytes(const struct schedule *s, int k);
-/* True if a term's values stay from the first pass that evaluates it. */
-bool schedule_is_resident_term(const struct schedule *s, const struct term *term);
 /* Bytes of one vector of all resident operands, and of all operands that rows share. */
 int64_t schedule_resident_bytes(const struct schedule *s);
 int64_t schedule_broadcast_bytes(const struct schedule *s);

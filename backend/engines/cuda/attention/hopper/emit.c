@@ -50,6 +50,14 @@ weftStatus_t attention_hopper_check_tma_16bit(const struct cuda_attention *c, co
     return attention_hopper_check_tma_rows(c, tensor);
 }
 
+const struct attention_wide_operand *attention_hopper_wide(const struct cuda_attention *c,
+                                                           const struct tensor *narrow) {
+    for (int i = 0; c->widened && i < c->widened->count; i++)
+        if (c->widened->operands[i].narrow == narrow)
+            return &c->widened->operands[i];
+    return NULL;
+}
+
 /* A ragged tensor has one map for all entries. Its batch dimension has steps of 16 bytes, which reach the first row of
    any entry, and rows past the last row of an entry are out of bounds of the map. */
 void attention_hopper_emit_box_map(struct kernel_source *source, const struct cuda_attention *c,

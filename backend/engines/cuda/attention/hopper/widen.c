@@ -30,14 +30,6 @@ void attention_hopper_widen(struct attention_widened *w, const struct tensor *na
     w->bytes += round_up(tensor_bytes(tensor), 64);
 }
 
-const struct attention_wide_operand *attention_hopper_wide(const struct cuda_attention *c,
-                                                           const struct tensor *narrow) {
-    for (int i = 0; c->widened && i < c->widened->count; i++)
-        if (c->widened->operands[i].narrow == narrow)
-            return &c->widened->operands[i];
-    return NULL;
-}
-
 /* Checks what the conversion kernel, which counts chunks in 31 bits, can read. */
 weftStatus_t attention_hopper_check_widened(const struct cuda_attention *c) {
     for (int i = 0; i < c->widened->count; i++) {

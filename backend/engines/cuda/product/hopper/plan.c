@@ -368,7 +368,7 @@ static int fetched_words(const struct hopper *h) {
    warpgroup of a ping-pong would take from the other. Without ping-pong, nothing hides the latency of shared memory,
    and it is slower. */
 static bool reduces_staged(const struct hopper *h, const struct hopper_tile *tile) {
-    return tile_is_pingpong(tile) && h->c.epilogue.spans[SPAN_COLUMN].count > 1 && reductions_use_only_stored(&h->c);
+    return tile_is_pingpong(tile) && h->c.epilogue.spans[SPAN_COLUMN].count > 1 && epilogue_reduces_only_stored(&h->c);
 }
 
 /* Partial sums of reductions leave fewer registers for the accumulators; ping-pong prefetches less. */
