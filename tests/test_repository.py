@@ -67,8 +67,8 @@ def test_floors_hold() -> None:
         ("engines/engine.h", '#include "engines/cuda/core/kernel.h"', "engines/ may see no other folder."),
         ("engines/cuda/rows/a.h", '#include "engines/cuda/families.h"', "headers know no front."),
         ("engines/cuda/extra/a.h", "", "cuda/extra is no folder of the engine floor."),
-        ("plan/a.c", '#include "plan/a.c"', "a circle of includes: plan/a.c > plan/a.c."),
-        ("engines/cuda/map/a.cuh", '#include "map/a.cuh"', "circle of includes: engines/cuda/map/a.cuh >"),
+        ("plan/a.c", '#include "plan/a.c"', "a cycle of includes: plan/a.c > plan/a.c."),
+        ("engines/cuda/map/a.cuh", '#include "map/a.cuh"', "cycle of includes: engines/cuda/map/a.cuh >"),
         ("engines/cuda/map/a.c", "const struct family cuda_one = {};\nf(cuda_one, struct cuda_two);", ""),
     ],
 )
@@ -95,7 +95,7 @@ def check_floors(folder: Path, files: dict[str, str]) -> subprocess.CompletedPro
     return check_tree(folder, "check_floors.py", {f"backend/{file}": text for file, text in files.items()})
 
 
-def test_floor_checker_sees_circles_and_calls(tmp_path: Path) -> None:
+def test_floor_checker_sees_cycles_and_families(tmp_path: Path) -> None:
     done = check_floors(
         tmp_path,
         {
@@ -112,9 +112,41 @@ def test_floor_checker_sees_circles_and_calls(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "engines/cuda/rows/rows.c names family cuda_one of engines/cuda/map/map.c: families do not call "
         "each other.",
-        f"a circle of includes: {core}/a.h > {core}/b.h > {core}/d.h > {core}/a.h.",
+        f"a cycle of includes: {core}/a.h > {core}/b.h > {core}/d.h > {core}/a.h.",
     ]
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cycle"),
+    [
+        ("int f(void) {\n    return g(1);\n}", "int g(int x) {\n    return f();\n}", True),
+        (
+            "int f(void) {\n    return table[0];\n}",
+            "const int table[] = {1};\nint g(void) {\n    return f();\n}",
+            True,
+        ),
+        ("int f(void) {\n    return run(g);\n}", "int g(int x) {\n    return x + f();\n}", True),
+        ("int f(void) {\n    return 1;\n}", "int g(int x) {\n    return f();\n}", False),
+        ("int f(void) {\n    return a->g + b.g; /* g() */\n}", "int g(int x) {\n    return f();\n}", False),
+        (
+            "static int g(int x) {\n    return x;\n}\nint f(void) {\n    return g(1);\n}",
+            "int g(int x) {\n    return f();\n}",
+            False,
+        ),
+    ],
+)
+def test_floor_checker_sees_calls_that_form_a_cycle(
+    tmp_path: Path, first: str, second: str, cycle: bool
+) -> None:
+    header = "int f(void);\nint g(int x);\nextern const int table[];\n"
+    include = '#include "plan/a.h"\n'
+    done = check_floors(
+        tmp_path, {"plan/a.h": header, "plan/a.c": include + first, "plan/b.c": include + second}
+    )
+    used = "table" if "table" in first else "g"
+    message = f"a cycle of calls: plan/a.c > plan/b.c ({used}) > plan/a.c (f).\n"
+    assert done.stdout == (message if cycle else ""), done.stdout + done.stderr
 
 
 # Functions whose text is more than one instruction: a predicate, a label, a carry, or a register that is to

@@ -1,5 +1,6 @@
 """Checks the layers of the backend and the directories of the engine layer: a file includes only its own
-layer and lower ones, its own directory and the directories permitted for it, and there are no cycles.
+layer and lower ones, its own directory and the directories permitted for it, and neither includes nor calls
+between files form a cycle.
 
     6 xla, torch  >  5 api  >  4 plan  >  3 engines  >  2 graph | runtime  >  1 base
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -55,6 +57,17 @@ PRINTED = re.compile(r'(?:#include \\"|")((?:\w+/)+\w+\.cuh)\\?"')
 LISTS = {"engines/engines.c"}  # it names all families
 DEFINED = re.compile(r"^const struct family (\w+) =", re.MULTILINE)
 NAMED = re.compile(r"(?<!struct )\b(?:cuda|cpu)_\w+\b")
+# Comments, texts and directives.
+NOT_CODE = re.compile(
+    r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|^\s*#(?:[^\n]*\\\n)*[^\n]*', re.DOTALL | re.MULTILINE
+)
+# Functions and constant objects start at the left margin. Only a header's may be static and used elsewhere.
+DEFINITION = re.compile(
+    r"^(.*\bstatic )?(?!typedef|extern)\w[^;{}=()]*?\b(\w+)(?:\([^;{}]*\)\s*\{|(?:\[[^\]]*\])* =)",
+    re.MULTILINE,
+)
+DECLARATION = re.compile(r"^\w[^;{}=()]*?\b(\w+)(?:\([^;{}]*\)|(?:\[[^\]]*\])*);", re.MULTILINE)
+USED = re.compile(r"(?<![\w.])(?<!->)(?<!struct )[a-z]\w*\b")
 
 
 class Source(NamedTuple):
@@ -149,21 +162,68 @@ def call_offences(files: list[Source]) -> Iterator[str]:
 # ---- Cycles -----
 
 
-def circles(files: list[Source]) -> Iterator[str]:
-    """One sentence for each include cycle."""
-    includes = {source.path: source.includes for source in files}
+def cycles(uses: dict[str, list[str]]) -> Iterator[list[str]]:
+    """The cycles that a depth-first search of the files and what each of them uses meets."""
     done: set[str] = set()
 
-    def follow(path: str, way: list[str]) -> Iterator[str]:
-        if path in way:
-            yield f"a circle of includes: {' > '.join([*way[way.index(path) :], path])}."
+    def follow(path: str, callers: list[str]) -> Iterator[list[str]]:
+        if path in callers:
+            yield [*callers[callers.index(path) :], path]
         elif path not in done:
-            for include in includes.get(path, []):
-                yield from follow(include, [*way, path])
+            for used in uses.get(path, []):
+                yield from follow(used, [*callers, path])
             done.add(path)
 
-    for path in includes:
+    for path in uses:
         yield from follow(path, [])
+
+
+def include_cycles(files: list[Source]) -> Iterator[str]:
+    """One sentence for each include cycle."""
+    for cycle in cycles({source.path: source.includes for source in files}):
+        yield f"a cycle of includes: {' > '.join(cycle)}."
+
+
+def visible(path: str, includes: dict[str, list[str]], seen: set[str]) -> set[str]:
+    """Adds a file and all files that it includes, directly or not, to a set."""
+    if path not in seen:
+        seen.add(path)
+        for include in includes.get(path, []):
+            visible(include, includes, seen)
+    return seen
+
+
+def calls_between(files: list[Source]) -> dict[str, dict[str, str]]:
+    """For each C file and header, the others whose functions or objects it uses, and one of these. A word
+    stands for that of another file if a declaration is visible. Inline functions of a header may use the C
+    file of the same name."""
+    codes = {
+        source.path: NOT_CODE.sub("", source.text) for source in files if not source.path.endswith(".cuh")
+    }
+    includes = {source.path: source.includes for source in files}
+    defined = {path: DEFINITION.findall(code) for path, code in codes.items()}
+    headers = {path for path in codes if path.endswith(".h")}
+    homes = {name: path for path in codes for static, name in defined[path] if path in headers or not static}
+    declared = {
+        path: {*DECLARATION.findall(codes[path]), *(name for _, name in defined[path])} for path in headers
+    }
+    calls: dict[str, dict[str, str]] = {path: {} for path in codes}
+    for path, code in codes.items():
+        known = set().union(*(declared[file] for file in visible(path, includes, set()) & headers))
+        words = set(USED.findall(DECLARATION.sub("", code))) - {name for _, name in defined[path]}
+        for name in sorted(known & words):
+            home = homes.get(name, path)
+            if PurePosixPath(home).with_suffix("") != PurePosixPath(path).with_suffix(""):
+                calls[path].setdefault(home, name)
+    return calls
+
+
+def call_cycles(files: list[Source]) -> Iterator[str]:
+    """One sentence for each cycle of files that use functions or objects of each other."""
+    calls = calls_between(files)
+    for cycle in cycles({path: list(homes) for path, homes in calls.items()}):
+        steps = (f"{b} ({calls[a][b]})" for a, b in pairwise(cycle))
+        yield f"a cycle of calls: {' > '.join([cycle[0], *steps])}."
 
 
 def offences(backend: Path) -> Iterator[str]:
@@ -173,7 +233,8 @@ def offences(backend: Path) -> Iterator[str]:
         yield from floor_offences(source)
         yield from folder_offences(source)
     yield from call_offences(files)
-    yield from circles(files)
+    yield from include_cycles(files)
+    yield from call_cycles(files)
 
 
 if __name__ == "__main__":
