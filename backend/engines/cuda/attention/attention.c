@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The attention family: one sdpa_fwd or sdpa_bwd. Scores stay on chip, so memory grows linearly with the sequences. This
-   file predicts times; forward.c and backward.c choose tiles. */
+/* The attention family: one sdpa_fwd or sdpa_bwd. Scores stay on chip, so memory grows linearly with the sequences.
+   This file predicts times; forward.c and backward.c choose tiles. */
 #include "engines/cuda/attention/attention.h"
 #include "base/number.h"
 #include "engines/cuda/families.h"
