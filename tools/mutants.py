@@ -39,7 +39,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 TREE, MADE = ROOT / "build/mutants/tree", ROOT / "build/mutants/made"
 LANGUAGES = {".c": "c", ".h": "c", ".hpp": "cpp", ".cuh": "cpp", ".py": "python"}
-EVERYWHERE = ["backend", "include", "python/weft"]
+EVERYWHERE = ["backend", "include", "python/weft", "benchmarks"]
 VERDICTS = ROOT / "build/mutants/verdicts.json"
 LEAST, LEAST_OF_FOLDER = 85, 75  # minimum percentages of detected changes
 FEW = 4  # a directory with fewer changes has no minimum
