@@ -240,9 +240,12 @@ def few_tokens(t: Maker) -> None:
     t.out(t.g.matmul(t(4, 256), w))
 
 
-def some_tokens(t: Maker) -> None:
-    w = t.g.block_scale_dequantize(t(512, 200, dtype="i4", strides=[1, 512]), t(4, 200, low=0.5), [128, 1])
-    t.out(t.g.matmul(t(70, 512), w))
+def some_tokens(m: int, n: int, k: int) -> Any:
+    def build(t: Maker) -> None:
+        w = t.g.block_scale_dequantize(t(k, n, dtype="i4", strides=[1, k]), t(k // 128, n, low=0.5), [128, 1])
+        t.out(t.g.matmul(t(m, k), w))
+
+    return build
 
 
 def first_rows(t: Maker, left_out: int) -> Any:
@@ -1034,7 +1037,10 @@ CASES = {
     "statistics of few pixels": Case("product_sm90 combine_partials", "hopper", statistics_of_few),
     "scales": Case("product_promoted_sm90", "hopper", scaled),
     "few tokens": Case("weight_only", "weight_only", few_tokens),
-    "some tokens": Case("repack weight_only_sm90", "weight_only_sm90", some_tokens),
+    "some tokens": Case("repack weight_only_sm90", "weight_only_sm90", some_tokens(70, 200, 512)),
+    "some tokens, slots filled again": Case(
+        "repack weight_only_sm90", "weight_only_sm90", some_tokens(32, 128, 9216)
+    ),
     # convolutions
     "conv": Case("product_sm90", "hopper", conv("fprop", (4, 128, 13, 15), (200, 128, 1, 1), pad=0)),
     "conv dgrad": Case(
@@ -1067,6 +1073,9 @@ CASES = {
     ),
     "conv, prepared": Case(
         "product_prologue_sm90", "hopper", conv("fprop", (4, 72, 33, 35), (200, 72, 1, 1), 2, prepared=True)
+    ),
+    "conv, prepared, slots filled again": Case(
+        "product_prologue_sm90", "hopper", conv("fprop", (4, 600, 33, 35), (64, 600, 1, 1), 2, prepared=True)
     ),
     "conv wgrad, prepared": Case(
         "product_sm90", "hopper", conv("wgrad", (4, 72, 13, 15), (200, 72, 3, 3), 2, prepared=True)
@@ -1774,6 +1783,7 @@ def check(made: Maker, case: Case, given: argparse.Namespace) -> list[str]:
     is_there = given.any_kernel or f"cuda.{case.family}" in [step["family"] for step in steps]
     wrong = [] if is_there else [f"not by {case.family}"]
     wrong += complaints(made.g.plan.kernels())
+    wrong += [f"{step['family']} has no price" for step in steps if not 0 < step["seconds"] < 1]
     if given.plan:
         return wrong
     host = arrays(made)

@@ -3,9 +3,9 @@
              columns, barriers
    Barriers  arrived[s], released[s]: slot s is full, may be refilled;   own_barrier[i]: used by the schedule;
              aux_arrived[w]: the auxiliary load of consumer warp w has arrived
-   Requires  CONSUMER_GROUPS TILE_GROUPS CLUSTER_SPLITS OWN_BARRIERS ADDRESS_REGISTERS NEEDS_MOST_REGISTERS of the
-             kernel, and the generated BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER STORED_BYTES A_IS_MN_MAJOR
-             B_IS_MN_MAJOR IS_STAGED AUX_LOAD */
+   Requires  CONSUMER_GROUPS TILE_GROUPS CLUSTER_SPLITS OWN_BARRIERS ADDRESS_REGISTERS NEEDS_MOST_REGISTERS
+             THREADS_READ_A of the kernel, and the generated BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER STORED_BYTES
+             A_IS_MN_MAJOR B_IS_MN_MAJOR IS_STAGED AUX_LOAD */
 
 constexpr int GROUP_ROWS = ROW_BLOCKS * 64; /* rows of a tile per consumer warpgroup */
 constexpr int CONSUMER_WARPS = CONSUMER_GROUPS * 4, THREADS = (1 + CONSUMER_GROUPS) * 128;

@@ -38,6 +38,8 @@ DEVICE void load_tiles(const arguments &p, tile_scheduler at) {
         for (i32 step = at.steps(p); step > 0; --step, --early) {
             if (early <= 0) {
                 wait(released(fill.slot), fill.phase ^ 1);
+                if constexpr (THREADS_READ_A)
+                    publish_to_async_proxy(); /* order the consumers' reads before the loads that overwrite them */
                 /* boxes that extend past an edge still count in full */
                 arrive_expecting(arrived(fill.slot), SLOT_BYTES);
             }

@@ -4,6 +4,7 @@
 constexpr int CONSUMER_GROUPS = 2, TILE_GROUPS = 2, CLUSTER_SPLITS = 2;
 constexpr int OWN_BARRIERS = 1, ADDRESS_REGISTERS = 40;
 constexpr bool NEEDS_MOST_REGISTERS = (ROW_BLOCKS + 1) * BLOCK_N > 256; /* includes the sums of one step */
+constexpr bool THREADS_READ_A = false;
 #include "product/hopper/pipeline.cuh"
 #include "product/hopper/tile_scheduler.cuh"
 #include "product/hopper/producer.cuh"

@@ -8,6 +8,7 @@
 constexpr int CONSUMER_GROUPS = 2, TILE_GROUPS = 1, CLUSTER_SPLITS = 1;
 constexpr int OWN_BARRIERS = 2, ADDRESS_REGISTERS = 64;
 constexpr bool NEEDS_MOST_REGISTERS = true;
+constexpr bool THREADS_READ_A = false;
 #include "product/hopper/pipeline.cuh"
 #include "product/hopper/tile_scheduler.cuh"
 #include "product/hopper/producer.cuh"

@@ -5,6 +5,7 @@
 constexpr int CONSUMER_GROUPS = BLOCK_M / (ROW_BLOCKS * 64), TILE_GROUPS = CONSUMER_GROUPS, CLUSTER_SPLITS = 1;
 constexpr int OWN_BARRIERS = 0, ADDRESS_REGISTERS = CLUSTER > 1 ? 44 : 40;
 constexpr bool NEEDS_MOST_REGISTERS = (ROW_BLOCKS + 1) * BLOCK_N > 256; /* includes the sums of one step */
+constexpr bool THREADS_READ_A = false;
 #include "product/hopper/pipeline.cuh"
 #include "product/hopper/tile_scheduler.cuh"
 #include "product/hopper/producer.cuh"

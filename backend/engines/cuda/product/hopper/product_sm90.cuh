@@ -18,6 +18,7 @@
 constexpr int CONSUMER_GROUPS = BLOCK_M / (ROW_BLOCKS * 64), TILE_GROUPS = CONSUMER_GROUPS, CLUSTER_SPLITS = 1;
 constexpr int OWN_BARRIERS = 0, ADDRESS_REGISTERS = CLUSTER > 1 ? 44 : 40;
 constexpr bool NEEDS_MOST_REGISTERS = ROW_BLOCKS * BLOCK_N > 256;
+constexpr bool THREADS_READ_A = false;
 #include "product/hopper/pipeline.cuh"
 #include "product/hopper/tile_scheduler.cuh"
 #include "product/hopper/producer.cuh"

@@ -150,6 +150,7 @@ DEVICE void load_tiles(const arguments &p, const tile &tile) {
             if (step + i >= STAGES) {
                 wait(released(fill.slot), fill.phase ^ 1);
                 if (is_first) {
+                    publish_to_async_proxy(); /* order the consumers' reads before the loads that overwrite them */
                     fill_weights(p, tile, step + i, fill.slot);
                     fill_a(p, tile, step + i, fill.slot);
                 }
