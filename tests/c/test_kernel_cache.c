@@ -5,6 +5,8 @@
 #define _GNU_SOURCE
 #include "scenario.h"
 
+#include "base/hash.h"
+#include "engines/cuda/core/kernel.h"
 #include "runtime/cache.h"
 #include "runtime/nvrtc.h"
 
@@ -408,6 +410,7 @@ static void keys(void) {
         {.name = "p", .text = texts[0], .option_count = 2, .options = one},
         {.name = "q", .text = texts[0], .option_count = 2, .options = one},
         {.name = "p", .text = texts[1], .option_count = 2, .options = one},
+        {.name = "p__global__ ", .text = texts[0] + 11, .option_count = 2, .options = one},
         {.name = "p", .text = texts[0], .option_count = 2, .options = swapped},
         {.name = "p", .text = texts[0], .option_count = 1, .options = joined},
         {.name = "p", .text = texts[0], .option_count = 1, .options = one},
@@ -422,18 +425,18 @@ static void keys(void) {
         DO(cache_get(&first[i], &programs[i], "sm_90a"));
     CHECK(reported("\"compiled\":") == COUNT, "%lld", (long long)reported("\"compiled\":"));
     uint8_t digest[32]; /* headers with the same digest are the same headers */
-    struct program known = programs[6];
+    struct program known = programs[7];
     cache_digest_headers(digest, &header, 1);
     known.headers_digest = digest;
     DO(cache_get(&again, &known, "sm_90a"));
-    CHECK(again == first[6], "by its digest");
+    CHECK(again == first[7], "by its digest");
     cache_release(again);
     uint8_t identity[32]; /* a program with an identity is not hashed again for that target */
     cache_identify(identity, &known, "sm_90a");
     known.identity = identity;
     known.text = "not looked at";
     DO(cache_get(&again, &known, "sm_90a"));
-    CHECK(again == first[6], "by its identity");
+    CHECK(again == first[7], "by its identity");
     cache_release(again);
     DO(cache_get(&other, &programs[0], "sm_90"));
     CHECK(reported("\"compiled\":") == COUNT + 1, "another target is another program");
@@ -446,6 +449,58 @@ static void keys(void) {
     cache_release(other);
     cache_release(NULL);
     CHECK(reported("\"compiled\":") == COUNT + 1 && reported("\"shared\":") == COUNT + 2, "all shared");
+}
+
+/* Sets reached[i][j] if device file i is j or includes it, directly or not. */
+static void find_includes(bool reached[DEVICE_FILES_MAX][DEVICE_FILES_MAX]) {
+    int count;
+    char line[128];
+    const struct program_header *files = device_files(&count);
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < count; j++) {
+            snprintf(line, sizeof line, "#include \"%s\"", files[j].name);
+            reached[i][j] = i == j || strstr(files[i].text, line);
+        }
+    for (int k = 0; k < count; k++)
+        for (int i = 0; i < count; i++)
+            for (int j = 0; j < count; j++)
+                reached[i][j] = reached[i][j] || (reached[i][k] && reached[k][j]);
+}
+
+/* The headers of a text that includes files i and j are those that either reaches, and the key covers the names and
+   texts of these and of no others. */
+static void check_headers(const bool *of_i, const bool *of_j, const char *text) {
+    struct program_header headers[DEVICE_FILES_MAX];
+    uint8_t digest[32], expected[32], each[32];
+    struct sha256 hash;
+    int count, found = kernel_headers(headers, digest, text), next = 0;
+    const struct program_header *files = device_files(&count);
+    sha256_init(&hash);
+    for (int k = 0; k < count; k++)
+        if (of_i[k] || of_j[k]) {
+            CHECK(next < found && headers[next].text == files[k].text, "%s reaches %s", text, files[k].name);
+            cache_digest_headers(each, &files[k], 1);
+            sha256_update(&hash, each, sizeof each);
+            next++;
+        }
+    sha256_final(expected, &hash);
+    CHECK(next == found && memcmp(digest, expected, sizeof digest) == 0, "%s", text);
+}
+
+static void headers_of_texts(void) {
+    static bool reached[DEVICE_FILES_MAX][DEVICE_FILES_MAX], none[DEVICE_FILES_MAX];
+    char text[256];
+    int count;
+    const struct program_header *files = device_files(&count);
+    find_includes(reached);
+    for (int i = 0; i < count; i++) {
+        int j = (i * 7 + 3) % count; /* another file, in either order */
+        snprintf(text, sizeof text, "#include \"%s\"\n", files[i].name);
+        check_headers(reached[i], none, text);
+        snprintf(text, sizeof text, "#include \"%s\"\n#include \"%s\"\n", files[j].name, files[i].name);
+        check_headers(reached[i], reached[j], text);
+    }
+    check_headers(none, none, "#include \"core/no_such_file.cuh\"\n// core/math.cuh\n");
 }
 
 /* Unreferenced code is evicted if the cache is too large, least recently used first; referenced code stays. */
@@ -856,6 +911,7 @@ int main(void) {
     IN_CHILD(dumping, compiler, place_variable("WEFT_DUMP_DIR", "dump"));
     IN_CHILD(dumping_nowhere, compiler, "WEFT_DUMP_DIR=/dev/null/dump");
     IN_CHILD(keys, compiler);
+    RUN(headers_of_texts());
     IN_CHILD(idle_code, compiler);
     IN_CHILD(together, slow);
     IN_CHILD(many_threads, compiler);

@@ -197,17 +197,26 @@ static void absent_default_device(void) {
             "no device cuda:5 on this machine: Weft sees 2 cuda devices. Ask for cuda:0..1 or cpu:0.");
 }
 
+/* Compute capabilities and their limits: the table of technical specifications in the CUDA C++ Programming Guide. */
 static void test_described_devices(void) {
     static const struct {
         int major, minor;
         const char *name, *arch;
-        int shared;
+        int shared, shared_of_all, threads;
     } cases[] = {
-        {7, 5, "T4 (described)", "sm_75", 64},         {8, 0, "A100 (described)", "sm_80", 163},
-        {8, 6, "RTX 3090 (described)", "sm_86", 99},   {8, 9, "RTX 4090 (described)", "sm_89", 99},
-        {9, 0, "H200 (described)", "sm_90a", 227},     {10, 0, "B200 (described)", "sm_100a", 227},
-        {10, 3, "B300 (described)", "sm_103a", 227},   {12, 0, "RTX 5090 (described)", "sm_120a", 99},
-        {8, 8, "like Orin (described)", "sm_88", 163}, {13, 0, "like GB10 (described)", "sm_130a", 99},
+        {7, 5, "T4 (described)", "sm_75", 64, 64, 1024},
+        {8, 0, "A100 (described)", "sm_80", 163, 164, 2048},
+        {8, 6, "RTX 3090 (described)", "sm_86", 99, 100, 1536},
+        {8, 7, "Orin (described)", "sm_87", 163, 164, 1536},
+        {8, 8, "like Orin (described)", "sm_88", 163, 164, 1536},
+        {8, 9, "RTX 4090 (described)", "sm_89", 99, 100, 1536},
+        {9, 0, "H200 (described)", "sm_90a", 227, 228, 2048},
+        {10, 0, "B200 (described)", "sm_100a", 227, 228, 2048},
+        {10, 3, "B300 (described)", "sm_103a", 227, 228, 2048},
+        {11, 0, "Thor (described)", "sm_110a", 227, 228, 1536},
+        {12, 0, "RTX 5090 (described)", "sm_120a", 99, 100, 1536},
+        {12, 1, "GB10 (described)", "sm_121a", 99, 100, 1536},
+        {13, 0, "like GB10 (described)", "sm_130a", 99, 100, 1536},
     };
     struct device device;
     struct device_scope scope;
@@ -219,7 +228,9 @@ static void test_described_devices(void) {
         device_arch(arch, &device);
         EXACTLY(arch, "%s", cases[i].arch);
         CHECK(device.is_described && device.kind == WEFT_DEVICE_CUDA &&
-                  device.cuda.shared_per_block == cases[i].shared << 10,
+                  device.cuda.shared_per_block == cases[i].shared << 10 &&
+                  device.cuda.shared_per_multiprocessor == cases[i].shared_of_all << 10 &&
+                  device.cuda.threads_per_multiprocessor == cases[i].threads,
               "%s", arch);
         CHECK(device.cuda.bandwidth > 0 && device.cuda.multiprocessors > 0 && device.cuda.l2_bytes > 0, "%s", arch);
         DO(device_read_arch(&major, &minor, arch));

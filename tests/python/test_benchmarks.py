@@ -161,6 +161,29 @@ def test_names() -> None:
     assert len(gpu) == others + whole_blocks
 
 
+def named_extents(case: Case) -> Iterator[tuple[str, int, int]]:
+    """The sizes that a case's name states, each with that of its operands."""
+    operands = {**case.inputs, **case.outputs}
+    words = case.name.partition("/")[2]
+    where = {"sdpa": {"d": ("q", 3), "s": ("k", 2)}, "matmul": {"m": ("C", 1), "n": ("C", 2), "k": ("A", 2)}}
+    for letter, (key, axis) in where.get(case.group, {}).items():
+        stated = re.search(rf"(?:^|_){letter}(\d+)", words)
+        if stated and key in operands and "page" not in words and "moe" not in words:
+            yield key, int(stated[1]), operands[key].dims[axis]
+
+
+@pytest.mark.parametrize("known", [cases.gpu, cases.cpu])
+def test_sizes_are_those_of_the_names(known: Any) -> None:
+    checked = 0
+    for name, case in known().items():
+        for operand in (*case.inputs.values(), *case.outputs.values()):
+            assert min(operand.dims) > 0, name
+        for key, stated, extent in named_extents(case):
+            checked += 1
+            assert stated == extent, f"{name}: {key}"
+    assert checked > 40
+
+
 @pytest.mark.parametrize("name", [n for n in cases.cpu() if n.startswith("conv/")] + ["matmul/f32_512"])
 def test_the_library_counts_the_same(name: str) -> None:
     case = cases.cpu()[name]
@@ -231,7 +254,34 @@ SMALL = [
     ),
     *(attention.paged("decode", "f32", Attention(2, 4, 2, 1, 12, 4, 4), page) for page in (1, 4)),
     attention.block_masked("t", "f32", Attention(1, 1, 1, 256, 384, 4, 4)),
+    streams.maximum("f32", 3, 5),
+    streams.softmax_backward("f32", 3, 5),
+    streams.log_softmax("f32", 3, 5),
+    streams.cut("t", "f32", (5, 7), (slice(1, 4), slice(0, 7, 2))),
+    streams.cast("f32", "f32", (3, 5)),
+    *(
+        streams.resize(kind, (2, 3, 4, 5), is_bwd, is_last)
+        for kind, is_last in (("nearest", True), ("bilinear", False))
+        for is_bwd in (False, True)
+    ),
+    *(
+        norms.group_norm("f32", 2, 6, 3, 2, is_bwd, is_last)
+        for is_bwd, is_last in ((False, True), (True, False))
+    ),
 ]
+PADDED, STRIDED = (Convolution(2, 8, (6, 6), 3, stride, 1, filters=8) for stride in (1, 2))
+NARROW = [
+    *(fused.matmul("t", 6, 8, 16, kind) for kind in fused.MATMULS),
+    *(fused.conv("t", PADDED, kind) for kind in fused.CONVOLUTIONS),
+    *(fused.conv_dgrad("t", STRIDED, kind) for kind in fused.DGRADS),
+    *(fused.conv_wgrad("t", STRIDED, kind) for kind in fused.PREPARED),
+    products.scaled_matmul("t", 6, 8, 16),
+    products.block_scaled_matmul("t", 6, 130, 200),
+    *(products.weight_only_matmul(dtype, 3, 6, 256) for dtype in ("i4", "i8")),
+    *(streams.cast("f32", target, (3, 5)) for target in ("bf16", "e4m3", "i8")),
+    *(attention.dropped("t", "f32", Attention(1, 2, 2, 64, 64, 8, 8, True), way) for way in (False, True)),
+]
+"""Cases whose results are rounded to 16 or fewer bits, or differ because each library draws its dropout."""
 
 
 def quick(monkeypatch: pytest.MonkeyPatch, **peers: Any) -> measure.Bench:
@@ -256,6 +306,15 @@ def test_case_is_right(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.weft == 0.002
     assert row.error is not None
     assert row.error < 1e-6
+
+
+@pytest.mark.parametrize("case", NARROW, ids=lambda case: case.name)
+def test_narrow_case_is_right(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The errors are those of rounding: the bench itself refuses larger ones."""
+    row = quick(monkeypatch).row(case)
+    assert row.notes == ()
+    assert row.error is not None
+    assert row.error <= (case.largest_error or measure.LARGEST_ERRORS[case.arithmetic])
 
 
 @pytest.mark.parametrize("is_backward", [False, True])
@@ -672,9 +731,18 @@ def check_apart(text: str) -> int:
     return len(boxes)
 
 
-def test_no_text_overlaps_another() -> None:
-    """The committed picture, whose cases crowd."""
-    assert check_apart((Path(__file__).parents[2] / "docs/roofline-h200.svg").read_text()) > 1000
+def test_committed_picture(tmp_path: Path) -> None:
+    """It is what the command in docs/benchmark.md draws from the committed tables. Its cases crowd, but no
+    text overlaps another."""
+    root, drawn = Path(__file__).parents[2], tmp_path / "drawn.svg"
+    tables = re.search(r"--svg \S+ \\\s+--from ([^`]+)```", (root / "docs/benchmark.md").read_text())
+    assert tables
+    names = tables[1].replace("\\", " ").split()
+    words = ["bench", "--svg", str(drawn), "--from", *(str(root / "tools/bench/results" / n) for n in names)]
+    assert main(words) == 0
+    committed = (root / "docs/roofline-h200.svg").read_text()
+    assert drawn.read_text() == committed
+    assert check_apart(committed) > 1000
 
 
 @pytest.mark.parametrize("bandwidth", [5e9, 40e9, 200e9])

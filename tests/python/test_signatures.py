@@ -4,6 +4,7 @@ for."""
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 import weft
@@ -198,3 +199,63 @@ def test_defaults_are_those_of_cudnn() -> None:
         inspect.signature(weft.Graph.reshape).parameters["reshape_mode"].default
         is weft.reshape_mode.VIEW_ONLY
     )
+
+
+# ---- Arguments reach the operation -------------------------------------------------------------------------
+
+OPERANDS = {"Operand", "Operand | None", "Tensor | None"}
+OTHERS = {
+    "axis": 0,
+    "block_size": 2,
+    "distribution": "UNIFORM",
+    "inputs": [],
+    "mode": "ADD",
+    "negative_slope": 0.5,
+    "norm_forward_phase": "TRAINING",
+    "permutation": [3, 2, 1, 0],
+    "slices": [slice(0, 1)],
+}
+"""Arguments that methods require besides operands."""
+REFUSED = {"sdpa_backward": {"rng_dump"}, "scaled_dot_product_flash_attention_backward": {"rng_dump"}}
+"""Operands that a method refuses, with a message that other tests check."""
+NOT_RECORDED = {"use_padding_mask"}
+"""Options that only check others."""
+
+
+def operation_methods() -> list[str]:
+    from weft.composite_ops import CompositeOps
+    from weft.ops import Ops
+
+    return sorted({name for each in (Ops, CompositeOps) for name in vars(each) if not name.startswith("_")})
+
+
+@pytest.mark.parametrize("method", operation_methods())
+def test_each_argument_is_recorded(method: str) -> None:
+    """Operands once, under no other operand's key; each option and the compute type change the operation."""
+    g = weft.Graph(io_data_type="f32")
+    parameters = inspect.signature(getattr(weft.Graph, method)).parameters
+    operands = {
+        name: g.tensor([2, 2, 2, 2], name=name)
+        for name, p in parameters.items()
+        if p.annotation in OPERANDS and name not in REFUSED.get(method, ())
+    }
+    is_required = {name for name, p in parameters.items() if p.default is inspect.Parameter.empty}
+    required = {name: x for name, x in (OTHERS | operands).items() if name in is_required}
+
+    def recorded(**given: Any) -> Any:
+        getattr(g, method)(**(required | given))
+        return g._operations[-1]
+
+    keys = {id(x): key for key, x in recorded(**operands).values.items() if isinstance(x, weft.Tensor)}
+    for name, x in operands.items():
+        key = keys.pop(id(x))
+        assert key == name or key not in operands, f"{name} is recorded as {key}"
+    assert not keys
+    plain = recorded()
+    for name, p in parameters.items():
+        options = {"bool": not p.default, "int | None": 3}
+        if name == "compute_data_type":
+            assert recorded(compute_data_type="f64").compute_data_type == weft.data_type.DOUBLE
+        elif p.annotation in options and name not in NOT_RECORDED:
+            given = recorded(**{name: options[p.annotation]})
+            assert (given.values, given.results.keys()) != (plain.values, plain.results.keys()), name

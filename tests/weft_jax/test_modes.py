@@ -18,6 +18,7 @@ import weft
 import weft.jax as weft_jax
 from jax_cases import CASES, EDGE, arguments, functions
 from jax_checks import close, gradients, normal
+from weft.jax import calls
 
 P = jax.sharding.PartitionSpec
 
@@ -261,6 +262,18 @@ def test_export_for_a_gpu() -> None:
         pytest.skip("NVRTC is not installed")
     assert exported.platforms == ("cpu", "cuda")
     close(exported.call(x, w), jnp.full((4, 6), 8, np.float32))
+
+
+def test_export_for_ends_with_its_block() -> None:
+    """Also if the block fails; blocks may be nested."""
+    seen = [calls._arch.get()]
+    with contextlib.suppress(KeyError), weft_jax.export_for("sm_80"):
+        seen.append(calls._arch.get())
+        with weft_jax.export_for("sm_75"):
+            seen.append(calls._arch.get())
+        seen.append(calls._arch.get())
+        raise KeyError
+    assert [*seen, calls._arch.get()] == ["sm_90", "sm_80", "sm_75", "sm_80", "sm_90"]
 
 
 @pytest.mark.parametrize("name", EDGE)
