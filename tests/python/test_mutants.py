@@ -30,12 +30,15 @@ tool = load_tool()
 
 
 def test_every_source_has_tests() -> None:
-    """Sources of the library, its headers, the kernels and the interfaces; each row of the table is used."""
+    """Sources of the library, its headers, the kernels and the interfaces. The tests of the table exist, and
+    each row of it is used."""
     paths = list(tool.files_under(tool.EVERYWHERE))
     suffixes = {Path(path).suffix for path in paths}
     assert suffixes == {".c", ".h", ".hpp", ".cuh", ".py"}
     for path in paths:
-        assert tool.tests_of(path)
+        tests = " ".join(tool.tests_of(path)).split()
+        assert tests
+        assert [test for test in tests if test.startswith("tests/") and not (ROOT / test).exists()] == []
     unused = [prefix for prefix, _ in tool.TESTS if not any(path.startswith(prefix) for path in paths)]
     assert unused == ["tests/emulator/"]
 
@@ -67,6 +70,39 @@ def test_a_kernel_that_does_not_compile_is_no_change(tmp_path: Path) -> None:
     assert tool.refuses_kernel(log)
     log.write_text("AssertionError: k.cuh:343: off by 3. error: none")
     assert not tool.refuses_kernel(log)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_change"),
+    [
+        ("f(x) # of x", "f(x) # of y", False),
+        ("raise E('x is odd')", "raise E('')", False),
+        ("def f(x: int) -> int: return x", "def f(x: str) -> str: return x", False),
+        ("def f(x): return x", "def f(x): return -x", True),
+        ("def f(x): return x", "def f(x): continue", False),
+    ],
+)
+def test_changes_of_python(before: str, after: str, is_change: bool) -> None:
+    """Comments, messages and types of arguments do not count, and neither does what Python cannot compile."""
+    text = tool.without_words(after, ".py")
+    assert (text != "" and text != tool.without_words(before, ".py")) == is_change
+
+
+@pytest.mark.parametrize(
+    ("after", "is_change"),
+    [
+        ("#pragma unroll 4\nfor (i = 0; i < n; i++) { prefetch(p, 0); a[i] = 1; }", False),
+        ("/* all */ for (i = 0; i < n; i++) { prefetch(p, 1); a[i] = 1; }", False),
+        ("for (i = 0; i <= n; i++) { prefetch(p, 0); a[i] = 1; }", True),
+    ],
+)
+def test_changes_of_c(after: str, is_change: bool) -> None:
+    """Comments and hints for compilers do not count."""
+    before = "#pragma unroll\nfor (i = 0; i < n; i++) { prefetch(p, 0); a[i] = 1; }"
+    texts = [
+        tool.without_words(each.replace("prefetch", "__builtin_prefetch"), ".c") for each in (before, after)
+    ]
+    assert (texts[0] != texts[1]) == is_change
 
 
 def test_seeds_draw_places_over_the_whole_tree(monkeypatch: pytest.MonkeyPatch) -> None:
