@@ -65,8 +65,12 @@ TESTS = (
     ),
     ("backend/graph/ops/score", ["pytest tests/ops/test_attention_modifiers.py"]),
     (
-        "backend/graph/ops/attention_i",
-        ["pytest tests/ops/test_attention_paged.py tests/ops/test_attention_ragged.py"],
+        "backend/graph/ops/attention",
+        [
+            "pytest tests/ops/test_attention.py",
+            "pytest tests/ops/test_attention_paged.py tests/ops/test_attention_ragged.py",
+            "pytest tests/ops/test_attention_scales.py tests/ops/test_attention_modifiers.py",
+        ],
     ),
     ("backend/graph/ops/", ["pytest tests/ops/test_{stem}.py"]),
     ("backend/graph/patterns/", ["pytest tests/plan/test_spelled_attention.py", "small spelled"]),
