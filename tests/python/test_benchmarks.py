@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import weft
+from commands import run
 from weft.plot import svg
 
 from benchmarks import (
@@ -731,14 +732,14 @@ def check_apart(text: str) -> int:
     return len(boxes)
 
 
-def test_committed_picture(tmp_path: Path) -> None:
+def test_committed_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is what the command in docs/benchmark.md draws from the committed tables. Its cases crowd, but no
     text overlaps another."""
     root, drawn = Path(__file__).parents[2], tmp_path / "drawn.svg"
+    monkeypatch.chdir(root)
     tables = re.search(r"--svg \S+ \\\s+--from ([^`]+)```", (root / "docs/benchmark.md").read_text())
     assert tables
-    names = tables[1].replace("\\", " ").split()
-    words = ["bench", "--svg", str(drawn), "--from", *(str(root / "tools/bench/results" / n) for n in names)]
+    words = ["--svg", str(drawn), "--from", *run("bash", "-c", f"echo {tables[1]}").split()]
     assert main(words) == 0
     committed = (root / "docs/roofline-h200.svg").read_text()
     assert drawn.read_text() == committed
