@@ -6,11 +6,13 @@ WEFT_TEST_DAY selects other graphs.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import random_graphs
+import weft
 from random_graphs import Graph
 from tiers import DAY
 
@@ -46,3 +48,22 @@ def test_wrong_numbers_are_found() -> None:
                 found.append(bool(random_graphs.compare(got, expected, v)))
     assert len(found) > 50
     assert np.mean(found) > 0.85
+
+
+def test_results_of_other_dims_are_refused() -> None:
+    """One element more, for each result of which the operation infers the dims. The message names them."""
+    seen = set()
+    for graph in map(random_graphs.make, range(60)):
+        for op, key, v in [
+            (n.op, *each) for n in graph.nodes if not n.has_dims for each in n.results.items()
+        ]:
+            dims = list(graph.values[v].dims)
+            if (op, key) in seen or max(dims) == 1:
+                continue
+            seen.add((op, key))
+            dims[dims.index(max(dims))] += 1
+            g, tensors = random_graphs.draw(graph)
+            tensors[v].set_dim(dims).set_stride(np.cumprod([1, *dims[:0:-1]])[::-1].tolist())
+            with pytest.raises(weft.BadParameterError, match=re.escape(f"[{','.join(map(str, dims))}]")):
+                g.validate()
+    assert len(seen) >= 33
