@@ -184,7 +184,7 @@ def without_words(text: str, suffix: str) -> str:
                 node.returns = None
         return re.sub(r"Expr\(value=Constant\(value=''\)\)|Pass\(\)", "", ast.dump(tree))
     words = r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|#pragma unroll[^\n]*|__builtin_prefetch\([^;]*;|\s+'
-    return " ".join(re.sub(words, " ", text, flags=re.DOTALL).split())
+    return re.sub(r"\s*(\W)\s*", r"\1", re.sub(words, " ", text, flags=re.DOTALL))
 
 
 def mutants_of(path: str, lines: Iterable[int]) -> list[Mutant]:
