@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Side by side what does not need each other, as one pip leaves a core idle; not beside what removes or writes files.
 MAKEFLAGS += $(if $(filter clean format bindings,$(MAKECMDGOALS)),,-j$(JOBS))
 
-C_FOLDERS = backend include tests/c tests/emulator tests/fake_cuda tests/foreign samples
+C_FOLDERS = backend integrations include tests/c tests/emulator tests/fake_cuda tests/foreign samples
 C_FILES = $(shell find $(C_FOLDERS) -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cuh')
 
 help:
@@ -19,7 +19,7 @@ help:
 	@echo "make test       what a change must pass: lint, sanitizers, tests (TORCH=1, JAX=1: with PyTorch, JAX)"
 	@echo "make test-all   everything, for hours: all cases, all of tests/ops on the emulated GPU, then a summary"
 	@echo "make bench      build, then run python -m benchmarks (BENCH='matmul --quick' passes its options)"
-	@echo "make build      the library, into python/weft/lib"
+	@echo "make build      the libraries, into python/weft/lib"
 	@echo "make sanitize   the C tests under ASan and UBSan (SANITIZE=thread for TSan)"
 	@echo "make aarch64    the C tests for 64-bit ARM, with Debian's gcc-aarch64-linux-gnu"
 	@echo "make emulated   all tests of operations on the emulated GPU; goes on where it stopped (PARTS='--seconds 600')"
@@ -144,7 +144,7 @@ lint: $(VENV)/.ready
 	@$(BIN)/python tools/sizes.py --check
 
 tidy: build $(VENV)/.tidy
-	@find backend -name '*.c' | xargs -P $(JOBS) -n 16 $(BIN)/clang-tidy -p build/release --quiet
+	@find backend integrations -name '*.c' | xargs -P $(JOBS) -n 16 $(BIN)/clang-tidy -p build/release --quiet
 
 format: $(VENV)/.ready
 	@$(BIN)/clang-format -i $(C_FILES)

@@ -16,7 +16,10 @@ from commands import ROOT, run
 
 HEADERS = sorted((ROOT / "include/weft").glob("*.h"))
 LIBRARY = ROOT / "python/weft/lib/libweft.so.1"
-MAX_BYTES = 5_000_000
+# The integrations and the function that each exports.
+INTEGRATIONS = {"libweft_torch.so": "weftTorchFunctions", "libweft_xla.so": "weftXlaExecute"}
+LIBRARIES = [LIBRARY.name, *INTEGRATIONS]
+MAX_BYTES, MAX_INTEGRATION_BYTES = 5_000_000, 100_000
 CC, CXX = os.environ.get("CC", "cc"), os.environ.get("CXX", "c++")
 
 needs_cxx = pytest.mark.skipif(not shutil.which(CXX), reason="no C++ compiler")
@@ -75,6 +78,21 @@ def test_floors_hold() -> None:
 def test_floor_checker_sees(tmp_path: Path, file: str, text: str, offence: str) -> None:
     done = check_floors(tmp_path, {file: text})
     assert (done.returncode, offence in done.stdout) == (1 if offence else 0, True), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("include", "is_allowed"),
+    [("weft/weft.h", True), ("torch/key.h", True), ("xla/ffi.h", False), ("base/status.h", False)],
+)
+def test_integrations_use_only_the_public_header(tmp_path: Path, include: str, is_allowed: bool) -> None:
+    done = check_tree(tmp_path, "check_floors.py", {"integrations/torch/a.c": f'#include "{include}"\n'})
+    assert done.stdout == (
+        ""
+        if is_allowed
+        else f'integrations/torch/a.c includes "{include}": an integration may include weft/weft.h and '
+        "torch/, and uses only public functions.\n"
+    )
+    assert done.returncode == (not is_allowed)
 
 
 def check_tree(
@@ -247,30 +265,63 @@ def test_header_compiles_without_other_headers(header: Path, language: str) -> N
 # ---- The library ----
 
 
-def exported() -> set[str]:
-    lines = run("nm", "-D", "--defined-only", LIBRARY).splitlines()
+def exported(library: Path = LIBRARY) -> set[str]:
+    lines = run("nm", "-D", "--defined-only", library).splitlines()
     return {line.split()[-1].split("@")[0] for line in lines if " A " not in line}
 
 
-def test_exports_are_the_header() -> None:
+def declared() -> set[str]:
     code = re.sub(r"/\*.*?\*/", "", (ROOT / "include/weft/weft.h").read_text(), flags=re.DOTALL)
-    assert exported() == set(re.findall(r"\b(weft\w+)\(", code))
+    return set(re.findall(r"\b(weft\w+)\(", code))
+
+
+def needed(library: Path) -> set[str]:
+    """The libraries of which a library needs more than libc."""
+    names = set(re.findall(r"\(NEEDED\).*\[([^\]]+)\]", run("readelf", "-d", library)))
+    libc = {"libc", "libm", "libpthread", "libdl", "ld-linux-x86-64", "ld-linux-aarch64"}
+    return {name for name in names if name.split(".so")[0] not in libc}
+
+
+def test_exports_are_the_header() -> None:
+    assert exported() == declared()
 
 
 def test_library_needs_only_libc() -> None:
     dynamic = run("readelf", "-d", LIBRARY)
-    needed = set(re.findall(r"\(NEEDED\).*\[([^\]]+?)\.so", dynamic))
-    assert needed <= {"libc", "libm", "libpthread", "libdl", "ld-linux-x86-64", "ld-linux-aarch64"}
+    assert not needed(LIBRARY)
     assert re.findall(r"\(SONAME\).*\[(.+)\]", dynamic) == ["libweft.so.1"]
     assert not re.search(r"\((RPATH|RUNPATH|TEXTREL)\)", dynamic)
+
+
+def test_library_knows_no_framework() -> None:
+    text, words = LIBRARY.read_bytes(), (b"PyObject", b"PyTuple", b"aoti_torch", b"libtorch", b"XLA")
+    assert [word for word in words if word in text] == []
+
+
+@pytest.mark.parametrize(("name", "function"), INTEGRATIONS.items(), ids=INTEGRATIONS)
+def test_integrations_export_one_function_and_use_the_public_ones(name: str, function: str) -> None:
+    library = LIBRARY.with_name(name)
+    assert exported(library) == {function}
+    undefined = run("nm", "-D", "--undefined-only", library)
+    used = set(re.findall(r"\bweft\w+", undefined))
+    assert used <= declared()
+    assert "weftExecute" in used
+    # Functions of Python and torch are looked up in the process, so that one file serves all versions.
+    assert not re.search(r"\b(_?Py|aoti_)\w+", undefined)
+    assert needed(library) == {"libweft.so.1"}
+    dynamic = run("readelf", "-d", library)
+    assert re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic) == ["$ORIGIN"]
+    assert not re.search(r"\(TEXTREL\)", dynamic)
+    assert library.stat().st_size < MAX_INTEGRATION_BYTES
 
 
 def test_library_is_small() -> None:
     assert LIBRARY.stat().st_size < MAX_BYTES
 
 
-def test_library_names_no_build_folder() -> None:
-    assert str(ROOT).encode() not in LIBRARY.read_bytes()
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_libraries_name_no_build_folder(name: str) -> None:
+    assert str(ROOT).encode() not in LIBRARY.with_name(name).read_bytes()
 
 
 # ---- Installation ----
@@ -290,6 +341,7 @@ def test_installed_files(installed: Path, version: str) -> None:
     assert real.is_file()
     assert not real.is_symlink()
     assert [(lib / name).resolve() for name in ("libweft.so", "libweft.so.1")] == [real.resolve()] * 2
+    assert {path.name for path in lib.glob("libweft_*")} == set(INTEGRATIONS)
     headers = [path.name for path in (installed / "include/weft").iterdir()]
     assert sorted(headers) == sorted(path.name for path in (ROOT / "include/weft").iterdir())
     assert (lib / "cmake/weft/weftConfigVersion.cmake").is_file()
@@ -397,7 +449,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_wheel_is_small_and_holds_one_library(wheel: Path, version: str) -> None:
+def test_wheel_is_small_and_holds_the_libraries(wheel: Path, version: str) -> None:
     assert re.fullmatch(rf"weft-{re.escape(version)}-py3-none-\w+\.whl", wheel.name)
     assert wheel.stat().st_size < MAX_BYTES
     with ZipFile(wheel) as archive:
@@ -406,7 +458,7 @@ def test_wheel_is_small_and_holds_one_library(wheel: Path, version: str) -> None
         headers = [item.filename for item in archive.infolist() if "/include/" in item.filename]
         folders = {item.filename.partition("/")[0] for item in archive.infolist()}
     assert folders == {"weft", "weft_cffi", f"weft-{version}.dist-info"}
-    assert libraries == ["weft/lib/libweft.so.1"]
+    assert sorted(libraries) == sorted(f"weft/lib/{name}" for name in LIBRARIES)
     public = (path for path in (ROOT / "include/weft").rglob("*") if path.is_file())
     assert {Path(name).name for name in headers} == {path.name for path in public}
     required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist:")]
@@ -423,6 +475,8 @@ def test_wheel_imports_in_a_clean_environment(wheel: Path, version: str, tmp_pat
     assert answer[0] == version
     assert Path(answer[1]).is_relative_to(tmp_path)
     assert answer[2] == "False"
+    program = "from weft.integrations import load; print(load('torch') and load('xla').weftXlaExecute(None))"
+    assert run(python, "-c", program, cwd=tmp_path, PYTHONPATH="") == "0\n"
     program = tmp_path / "venv/bin/weft"
     assert run(program, "--version", PYTHONPATH="") == f"{version}\n"
     assert run(program, "--help", PYTHONPATH="").startswith("usage: weft [-h] [--version] command ...\n")

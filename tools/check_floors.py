@@ -2,12 +2,13 @@
 layer and lower ones, its own directory and the directories permitted for it, and neither includes nor calls
 between files form a cycle.
 
-    6 xla, torch  >  5 api  >  4 plan  >  3 engines  >  2 graph | runtime  >  1 base
+    5 api  >  4 plan  >  3 engines  >  2 graph | runtime  >  1 base
 
 The two parts of layer 2 never include each other, and only a file of engines/ may include both. The rules
 also apply to device files (.cuh) and to the includes that C files emit. A family may be named only in the
-file that defines it and in the list of engines: families do not call each other. Prints each violation; exits
-with 1 if there is one.
+file that defines it and in the list of engines: families do not call each other. Integrations with frameworks
+(integrations/) include only weft/weft.h and their own directory. Prints each violation; exits with 1 if there
+is one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-FLOORS = {"base": 1, "graph": 2, "runtime": 2, "engines": 3, "plan": 4, "api": 5, "xla": 6, "torch": 6}
+FLOORS = {"base": 1, "graph": 2, "runtime": 2, "engines": 3, "plan": 4, "api": 5}
 PILLARS = {"graph", "runtime"}
 # Each directory of engines/, and the others from which it may include files: first the parts that families
 # share, then the families. Files directly in engines/ are available to all.
@@ -159,6 +160,19 @@ def call_offences(files: list[Source]) -> Iterator[str]:
                 yield f"{source.path} names family {name} of {homes[name]}: families do not call each other."
 
 
+# ---- Integrations ----
+
+
+def integration_offences(source: Source) -> Iterator[str]:
+    """Includes of anything but the public header and the integration's own files."""
+    for include in source.includes:
+        if include != "weft/weft.h" and include.split("/")[0] != source.home:
+            yield (
+                f'integrations/{source.path} includes "{include}": an integration may include weft/weft.h '
+                f"and {source.home}/, and uses only public functions."
+            )
+
+
 # ---- Cycles -----
 
 
@@ -226,18 +240,22 @@ def call_cycles(files: list[Source]) -> Iterator[str]:
         yield f"a cycle of calls: {' > '.join([cycle[0], *steps])}."
 
 
-def offences(backend: Path) -> Iterator[str]:
+def offences(root: Path) -> Iterator[str]:
     """One sentence for each violation."""
-    files = sources(backend)
+    files = sources(root / "backend")
     for source in files:
         yield from floor_offences(source)
         yield from folder_offences(source)
     yield from call_offences(files)
-    yield from include_cycles(files)
-    yield from call_cycles(files)
+    integrations = sources(root / "integrations")
+    for source in integrations:
+        yield from integration_offences(source)
+    for each in (files, integrations):
+        yield from include_cycles(each)
+        yield from call_cycles(each)
 
 
 if __name__ == "__main__":
-    found = list(offences(Path(__file__).parents[1] / "backend"))
+    found = list(offences(Path(__file__).parents[1]))
     print("\n".join(found), end="\n" if found else "")
     sys.exit(bool(found))

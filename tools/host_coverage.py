@@ -5,7 +5,7 @@ reports.
 
     make coverage                                     # the C tests, tests/ops, tests/plan, tests/python
     make coverage PYTEST=tests/ops/test_norm.py       # some Python tests; counts add up until `make clean`
-    python tools/host_coverage.py                     # a row for each directory of backend/
+    python tools/host_coverage.py                     # a row for each directory of backend/ and integrations/
     python tools/host_coverage.py --missing plan      # and the lines of backend/plan that no test executed
     python tools/host_coverage.py --least 95          # fails if fewer of all lines were executed
 
@@ -29,6 +29,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build/coverage"
 TABLE = ROOT / "docs/testing.md"
+FOLDERS = ROOT / "backend", ROOT / "integrations"
 HEAD = "| folder | lines | reached | branches | taken |"
 
 
@@ -56,14 +57,14 @@ def read(counts: Path) -> list[dict[str, Any]]:
 
 def sources() -> dict[str, Source]:
     """All sources of the library by path. The lines of an object that never ran count, too."""
-    objects = sorted((BUILD / "CMakeFiles/weft_objects.dir").rglob("*.gcno"))
+    objects = sorted(BUILD.glob("CMakeFiles/weft*_objects.dir/**/*.gcno"))
     counts = [path.with_suffix(".gcda") for path in objects]
     files = [count if count.exists() else path for path, count in zip(objects, counts, strict=True)]
     found: dict[str, Source] = defaultdict(Source)
     with ThreadPoolExecutor() as pool:
         for file in (file for each in pool.map(read, files) for file in each):
             path = (ROOT / file["file"]).resolve()
-            if path.is_relative_to(ROOT / "backend"):
+            if any(path.is_relative_to(folder) for folder in FOLDERS):
                 for line in file["lines"]:
                     found[str(path.relative_to(ROOT))].add(line)
     return found

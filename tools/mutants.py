@@ -39,7 +39,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 TREE, MADE = ROOT / "build/mutants/tree", ROOT / "build/mutants/made"
 LANGUAGES = {".c": "c", ".h": "c", ".hpp": "cpp", ".cuh": "cpp", ".py": "python"}
-EVERYWHERE = ["backend", "include", "python/weft", "benchmarks"]
+EVERYWHERE = ["backend", "include", "integrations", "python/weft", "benchmarks"]
 VERDICTS = ROOT / "build/mutants/verdicts.json"
 LEAST, LEAST_OF_FOLDER = 85, 75  # minimum percentages of detected changes
 FEW = 4  # a directory with fewer changes has no minimum
@@ -80,8 +80,6 @@ TESTS = (
     ),
     ("backend/plan/", ["test_plan", "pytest tests/plan tests/python/test_plan.py"]),
     ("backend/api/", ["test_api", "test_memory", "test_plan", "test_device_memory"]),
-    ("backend/xla/", ["test_xla", "pytest tests/weft_jax"]),
-    ("backend/torch/", ["pytest tests/weft_torch/test_calls.py tests/weft_torch/test_operators.py"]),
     ("backend/base/", ["test_base", "test_philox", "test_plan", "pytest tests/ops/test_small_types.py"]),
     ("backend/runtime/", ["test_runtime", "test_device_memory", "test_kernel_cache", "test_cuda_devices"]),
     ("backend/engines/cpu/attention/", ["test_cpu_fast", "pytest tests/ops/test_attention_cpu.py"]),
@@ -130,6 +128,11 @@ TESTS = (
     ),
     ("backend/engines/cuda/core/", ["small .", "test_cuda_plan", "test_cuda_map"]),
     ("backend/engines/", ["test_plan", "pytest tests/plan"]),
+    ("integrations/xla/", ["test_xla", "pytest tests/weft_jax"]),
+    (
+        "integrations/torch/",
+        ["test_torch", "pytest tests/weft_torch/test_calls.py tests/weft_torch/test_operators.py"],
+    ),
     ("include/weft/", [GENERATED, "test_api", "test_graph", "pytest tests/test_cpp.py"]),
     ("python/weft/torch/", ["pytest tests/weft_torch"]),
     ("python/weft/jax/", ["pytest tests/weft_jax"]),
@@ -305,8 +308,8 @@ def syntax_check(path: str) -> str:
 
 
 def library() -> bytes:
-    """The library built in the copy."""
-    return (TREE / "python/weft/lib/libweft.so.1").read_bytes()
+    """The libraries built in the copy."""
+    return b"".join(path.read_bytes() for path in sorted((TREE / "python/weft/lib").glob("libweft*")))
 
 
 def refuses_kernel(log: Path) -> bool:
@@ -323,10 +326,10 @@ def verdict(mutant: Mutant, whole: bytes) -> tuple[str, str]:
     try:
         if not run(syntax_check(mutant.path)):
             return "does not compile", ""
-        if mutant.path.startswith(("backend/", "include/")):
+        if mutant.path.startswith(("backend/", "include/", "integrations/")):
             if not run(BUILD):
                 return "does not compile", ""
-            if library() == whole and mutant.path.startswith("backend/"):
+            if library() == whole and not mutant.path.startswith("include/"):
                 return "same library", ""
         for test in tests_of(mutant.path):
             if not run(test, log):

@@ -18,7 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("include", "backend", "bindings", "python", "benchmarks", "tests", "samples", "tools")
+FOLDERS = (
+    "include", "backend", "integrations", "bindings", "python", "benchmarks", "tests", "samples", "tools",
+)  # fmt: skip
 C_LIKE = {".c", ".h", ".cuh", ".hpp", ".cpp"}
 # Maximum line widths: for Python as in ruff's settings in pyproject.toml, for all others as in .clang-format.
 PYTHON_WIDTH, WIDTH = 110, 120

@@ -4,6 +4,7 @@
    without waiting. */
 #include "base/trace.h"
 #include "runtime/context.h"
+#include "runtime/cuda_graph.h"
 #include "runtime/launch.h"
 
 #include <stdlib.h>
@@ -128,5 +129,19 @@ weftStatus_t weftSynchronize(weftHandle_t handle, weftStream_t stream) {
     TRY(enter(&scope, handle, "weftSynchronize"));
     weftStatus_t status = scope.driver ? stream_wait(scope.driver, stream) : WEFT_STATUS_SUCCESS;
     device_leave(&scope);
+    return trace_failure(status);
+}
+
+weftStatus_t weftIsCapturing(weftHandle_t handle, weftStream_t stream, int32_t *isCapturing) {
+    status_clear();
+    struct device_scope scope;
+    bool is_capturing = false;
+    if (!isCapturing)
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
+             "weftIsCapturing: isCapturing is NULL. Give the address of an integer.");
+    TRY(enter(&scope, handle, "weftIsCapturing"));
+    weftStatus_t status = scope.driver ? stream_find_capture(&is_capturing, scope.driver, stream) : WEFT_STATUS_SUCCESS;
+    device_leave(&scope);
+    *isCapturing = is_capturing;
     return trace_failure(status);
 }

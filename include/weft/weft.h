@@ -205,6 +205,12 @@ weftStatus_t weftMeasure(weftBackendDescriptor_t plan, int64_t count, const uint
 weftStatus_t weftMeasureSteps(weftBackendDescriptor_t plan, int64_t count, const uint64_t *pointers, void *workspace,
                               weftStream_t stream, int64_t repeats, int64_t stepCount, double *seconds);
 
+/** Queries whether work that is enqueued on a stream of the handle's device now does not run, but becomes part of a
+    CUDA graph, or fails because another stream is being captured. A captured graph uses the kernels of the plans that
+    were executed during its capture: keep these plans until the graph is destroyed. Weft's own.
+    isCapturing: receives 1 or 0; always 0 on the CPU. */
+weftStatus_t weftIsCapturing(weftHandle_t handle, weftStream_t stream, int32_t *isCapturing);
+
 /* ---- Device memory, for programs without an allocator of their own: all Weft's own ------------------------------- */
 
 /** Allocates memory on the handle's device, aligned to at least 64 bytes.
@@ -262,23 +268,6 @@ weftStatus_t weftDescribeMachine(char *text, size_t capacity, size_t *size);
     paths: folders and files, separated by colons; a folder may contain the library itself or, like site-packages,
            nvidia/cu13/lib or nvidia/cuda_nvrtc/lib. Replaces previous paths; NULL or empty sets none. */
 weftStatus_t weftSetSearchPaths(const char *paths);
-
-/* ---- XLA programs ------------------------------------------------------------------------------------------------ */
-
-/** A handler of XLA's foreign function interface, version 0.1, which executes a saved plan with the buffers and the
-    stream of the call: weft.jax registers it, and sets the attributes that it reads. Weft's own.
-    callFrame: the XLA_FFI_CallFrame.
-    Returns an XLA_FFI_Error with Weft's error message, or NULL. */
-void *weftXlaExecute(void *callFrame);
-
-/* ---- PyTorch operators ------------------------------------------------------------------------------------------- */
-
-/** Functions with which weft.torch calls operators with minimal host overhead. The caller must hold the GIL. Weft's
-    own.
-    facts: a Python tuple that weft.torch creates.
-    Returns a Python tuple, or NULL if the process has no interpreter with a GIL, or no torch version that Weft
-    supports: then weft.torch calls the operators in Python. */
-void *weftTorchFunctions(void *facts);
 
 /* ---- Logging ----------------------------------------------------------------------------------------------------- */
 

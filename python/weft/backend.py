@@ -25,20 +25,26 @@ from weft import enums
 from weft.errors import BadParameterError, CompilationWarning, UnavailableError, error_of
 
 SONAME = "libweft.so.1"
+BUNDLED = Path(__file__).with_name("lib") / SONAME
+
+
+@cache
+def library_path() -> str:
+    """The path with which the library is opened."""
+    return os.environ.get("WEFT_LIBRARY") or (str(BUNDLED) if BUNDLED.exists() else SONAME)
 
 
 @cache
 def library() -> Any:
     """The loaded library."""
-    chosen = os.environ.get("WEFT_LIBRARY")
-    bundled = Path(__file__).with_name("lib") / SONAME
-    path = chosen or (str(bundled) if bundled.exists() else SONAME)
+    path = library_path()
     try:
         if os.path.isfile(path) and _is_cut_off(path):
             raise OSError("the file is cut off: its headers describe more bytes than it has")
         opened = ffi.dlopen(path)
     except OSError as error:
-        asked = "WEFT_LIBRARY names it" if chosen else f"{bundled} does not exist, either"
+        is_chosen = os.environ.get("WEFT_LIBRARY")
+        asked = "WEFT_LIBRARY names it" if is_chosen else f"{BUNDLED} does not exist, either"
         raise UnavailableError(
             f"weft: the library {path} cannot be opened ({error}); {asked}. Build it with `make build`, or "
             "set WEFT_LIBRARY to its path."

@@ -26,6 +26,26 @@ Overrides = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[Sequence[int]
 """Uids, dims and strides of the tensors whose shape differs in one run."""
 
 
+JaxRunner = Callable[["Plan", Mapping[int, Any]], list[Any]]
+"""Runs a plan on arrays by slot, the first of which is JAX's on a GPU, and returns the outputs as JAX
+arrays."""
+_jax_runners: list[JaxRunner] = []
+
+
+def run_jax_arrays_with(runner: JaxRunner) -> None:
+    """Sets how plans run on JAX arrays on a GPU; weft.jax calls it when it is imported."""
+    _jax_runners[:] = [runner]
+
+
+def _jax_runner() -> JaxRunner:
+    if not _jax_runners:
+        raise BadParameterError(
+            "plan: the first array is JAX's, on a GPU, where XLA runs the plan: expected weft.jax to be "
+            "imported. Add `import weft.jax`, or pass the memory of all outputs as out={name: buffer}."
+        )
+    return _jax_runners[0]
+
+
 class Plan:
     """A graph on an engine, ready to run: call it with arrays by tensor name.
 
@@ -33,10 +53,11 @@ class Plan:
     the graph's order. out={"y": buffer} writes into the given memory instead.
 
     On a GPU, arrays of torch, CuPy, Numba, JAX and DLPack are used in place, and results belong to the
-    library of the first array; if that is JAX, XLA runs the call. Work is enqueued on the current stream of
-    that library, and the call does not wait for it. Arrays in host memory are also accepted, but cost time:
-    each is copied to the device, outputs in host memory are copied back, and the call waits for all of it. If
-    all arrays are in host memory, so are the results. Graph.execute() and bind() never copy.
+    library of the first array; if that is JAX, XLA runs the call, which needs `import weft.jax`. Work is
+    enqueued on the current stream of that library, and the call does not wait for it. Arrays in host memory
+    are also accepted, but cost time: each is copied to the device, outputs in host memory are copied back,
+    and the call waits for all of it. If all arrays are in host memory, so are the results. Graph.execute()
+    and bind() never copy.
 
     Memory on a GPU that is less aligned than its tensor was declared, such as that of x[1:], runs on a second
     plan with slower kernels. The first such call builds that plan; make it before capturing a stream.
@@ -159,9 +180,8 @@ class Plan:
         is_whole = self._place is None and all(i in given for i in self._written)
         is_for_jax = "jax" in sys.modules and buffers.is_jax(first := self._first_read(arrays, named))
         if is_for_jax and workspace is None and stream is None and self._is_for_xla(first, given):
-            from weft.jax import planned
-
-            return self._results(dict(zip(self._outputs, planned.run(self, given), strict=True)))
+            results = _jax_runner()(self, given)
+            return self._results(dict(zip(self._outputs, results, strict=True)))
         like = None if is_whole else self._first_array(given)
         queue = stream_of(self.handle, like) if stream is None else stream
         state = self.thread.state

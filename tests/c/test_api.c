@@ -658,14 +658,6 @@ static void test_log(void) {
     drop(t);
 }
 
-/* ---- Operators of PyTorch ---------------------------------------------------------------------------------------- */
-
-static void test_torch(void) {
-    int facts = 0;
-    CHECK(!weftTorchFunctions(NULL), "nobody asks");
-    CHECK(!weftTorchFunctions(&facts), "there is no interpreter here");
-}
-
 int main(void) {
     RUN(test_version_and_names());
     RUN(test_last_error());
@@ -682,6 +674,5 @@ int main(void) {
     RUN(test_query_support());
     RUN(test_describe());
     RUN(test_log());
-    RUN(test_torch());
     return harness_end();
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weftAllocate, weftFree, their stream-ordered variants, weftCopy, weftSynchronize and weftMeasure on the CPU and on a
-   fake GPU: their results, the exact messages of refusals, and the failure of each driver call in turn, which must leak
-   nothing. */
+/* weftAllocate, weftFree, their stream-ordered variants, weftCopy, weftSynchronize, weftIsCapturing and weftMeasure on
+   the CPU and on a fake GPU: their results, the exact messages of refusals, and the failure of each driver call in
+   turn, which must leak nothing. */
 #define _GNU_SOURCE
 #include "scenario.h"
 
@@ -52,6 +52,9 @@ static void check_refusals(weftHandle_t handle) {
             "weftCopy: the destination is NULL. Give the address of 1 bytes.");
     REFUSED(weftCopy(handle, &byte, NULL, 1, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
             "weftCopy: the source is NULL. Give the address of 1 bytes.");
+    REFUSED(weftIsCapturing(handle, NULL, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
+            "weftIsCapturing: isCapturing is NULL. Give the address of an integer.");
+    CHECK(weftIsCapturing(NULL, NULL, &(int32_t){0}) == WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s", last_error());
     CHECK(weftAllocate(NULL, 8, (void *[]){NULL}) == WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s", last_error());
     CHECK(strncmp(last_error(), "weftAllocate: ", 14) == 0, "%s", last_error());
 }
@@ -185,6 +188,21 @@ static void check_limits(weftHandle_t handle) {
             "Free device memory, or set a smaller workspace limit.");
 }
 
+/* The default stream does not take part in the capture, but must not be used meanwhile. */
+static void check_queries_of_captures(weftHandle_t handle) {
+    weftStream_t captured = (weftStream_t)0x100, streams[] = {captured, (weftStream_t)0x200, NULL};
+    static const int32_t during_capture[] = {1, 0, 1};
+    for (int i = 0; i < 3; i++) {
+        int32_t is_capturing = -1;
+        MUST(weftIsCapturing(handle, streams[i], &is_capturing));
+        CHECK(is_capturing == 0, "stream %d: %d", i, is_capturing);
+        fake->capture(captured);
+        MUST(weftIsCapturing(handle, streams[i], &is_capturing));
+        CHECK(is_capturing == during_capture[i], "stream %d: %d", i, is_capturing);
+        fake->capture(NULL);
+    }
+}
+
 static void check_captures(weftHandle_t handle) {
     weftStream_t stream = (weftStream_t)0x100;
     void *kept = made_on(handle, 64, stream), *none = kept;
@@ -209,6 +227,7 @@ static void on_streams(void) {
     check_replaced_streams(handle);
     check_limits(handle);
     check_captures(handle);
+    check_queries_of_captures(handle);
     MUST(weftFreeOnStream(handle, 64, NULL, made_on(handle, 64, NULL)));
     CHECK(allocations() == 1, "%d allocations", allocations());
     MUST(weftDestroy(handle));

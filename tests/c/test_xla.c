@@ -3,6 +3,7 @@
    runs, the exact messages of refusals, and the plans that it caches. */
 #define _GNU_SOURCE
 #include "scenario.h"
+#include "xla/execute.h"
 #include "xla/ffi.h"
 #include "xla/plans.h"
 

@@ -11,6 +11,8 @@ import weft
 
 checks.need_gpu()
 jax = pytest.importorskip("jax")
+import weft.jax  # noqa: E402
+
 if jax.default_backend() != "gpu":
     pytest.skip("JAX sees no GPU", allow_module_level=True)
 jnp = jax.numpy

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import weft
 from weft import backend, buffers, memory, run_state
+from weft import plan as plans
 from weft.enums import device_kind
 
 X = np.arange(6, dtype="f4").reshape(2, 3)
@@ -395,9 +396,9 @@ def xla(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, Any]]:
         calls.append(given)
         return ["of JAX"]
 
-    planned = types.SimpleNamespace(run=run)
     monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(Array=JaxArray))
-    monkeypatch.setitem(sys.modules, "weft.jax", types.SimpleNamespace(planned=planned))
+    monkeypatch.setattr(plans, "_jax_runners", [])
+    plans.run_jax_arrays_with(run)
     monkeypatch.setattr(JaxArray, "waits", 0)
     return calls
 
@@ -410,6 +411,18 @@ def test_calls_with_arrays_of_jax_are_for_xla(xla: list[dict[int, Any]]) -> None
     assert g(longer) == g(x) == "of JAX"
     assert [given[g.plan.index["x"]] for given in xla[3:]] == [longer, x]
     assert JaxArray.waits == 0
+
+
+def test_calls_for_xla_need_weft_jax(xla: list[dict[int, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "_jax_runners", [])
+    message = (
+        "plan: the first array is JAX's, on a GPU, where XLA runs the plan: expected weft.jax to be "
+        "imported. Add `import weft.jax`, or pass the memory of all outputs as out={name: buffer}."
+    )
+    with pytest.raises(weft.BadParameterError) as caught:
+        doubled()(JaxArray(X))
+    assert str(caught.value) == message
+    assert not xla
 
 
 def test_calls_that_xla_cannot_run(xla: list[dict[int, Any]]) -> None:

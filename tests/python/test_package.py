@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -138,6 +139,25 @@ def test_a_missing_library_is_explained() -> None:
     assert said.endswith(
         "); WEFT_LIBRARY names it. Build it with `make build`, or set WEFT_LIBRARY to its path."
     )
+
+
+def test_an_integration_uses_the_library_that_is_loaded(tmp_path: Path) -> None:
+    """Also if its file has another name. The message names the file that is missing."""
+    for name, copy in (("libweft.so.1", "libweft-mine.so"), ("libweft_xla.so", "libweft_xla.so")):
+        shutil.copy(PACKAGE / "lib" / name, tmp_path / copy)
+    code = """
+import re, weft
+from weft import integrations
+function = integrations.load("xla").weftXlaExecute
+files = set(re.findall(r"\\S+libweft\\S+", open("/proc/self/maps").read()))
+print(bool(function), sorted(files))
+try: integrations.load("torch")
+except weft.UnavailableError as error: print(error)
+"""
+    loaded, refused = python(code, WEFT_LIBRARY=str(tmp_path / "libweft-mine.so")).splitlines()
+    assert loaded == f"True {[str(tmp_path / name) for name in ('libweft-mine.so', 'libweft_xla.so')]}"
+    assert refused.startswith(f"weft: the library {tmp_path}/libweft_torch.so cannot be opened (")
+    assert refused.endswith("). Build it with `make build`, next to the libweft that is used.")
 
 
 @pytest.mark.parametrize("name", weft.__all__)

@@ -39,7 +39,7 @@ def block(language: str) -> str:
 def library() -> Path:
     backend.get_version()
     maps = Path("/proc/self/maps").read_text().splitlines()
-    return next(Path(line.split()[-1]) for line in maps if "libweft" in line)
+    return next(Path(line.split()[-1]) for line in maps if "libweft.so" in line)
 
 
 def start(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -149,7 +149,8 @@ def test_make_targets_exist() -> None:
 
 def test_tree_names_every_folder() -> None:
     tree = (ROOT / "CONTRIBUTING.md").read_text().split("## Where things are")[1]
-    for folder in ("include/weft", "bindings", "python/weft", "benchmarks", "samples", "tests", "tools"):
+    sources = "include/weft", "integrations", "bindings", "python/weft"
+    for folder in (*sources, "benchmarks", "samples", "tests", "tools"):
         assert f"\n{folder}/" in tree
     for floor in (path.name for path in (ROOT / "backend").iterdir() if path.is_dir()):
         assert f"\n  {floor}/" in tree

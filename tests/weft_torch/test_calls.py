@@ -9,6 +9,7 @@ import threading
 import weakref
 
 import pytest
+import weft
 
 torch = pytest.importorskip("torch")
 import weft.torch as weft_torch  # noqa: E402
@@ -209,6 +210,15 @@ def test_without_libwefts_part_calls_are_pythons(monkeypatch) -> None:
     names = ("_softmax", "_softmax_backward_data", "max_pool2d")
     assert enabled.report() == {f"aten::{name}": {"served": 2} for name in names}
     assert weft_torch.cache_info()["misses"] == before["misses"] + 3
+
+
+def test_a_missing_integration_is_reported(monkeypatch) -> None:
+    def fail(name):
+        raise weft.UnavailableError(f"no {name}.")
+
+    monkeypatch.setattr(calls.integrations, "load", fail)
+    with pytest.warns(UserWarning, match=r"^no torch\. Until then, calls of operators run in Python"):
+        assert calls._functions() is None
 
 
 def test_an_interpreter_of_many_locks_is_not_known(monkeypatch) -> None:

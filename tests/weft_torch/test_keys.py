@@ -1,5 +1,5 @@
 """Keys of plans: whatever changes the result of a call has its own plan, one field at a time, and equal calls
-share one. There are two kinds of keys: Python's, and those of calls that run in libweft."""
+share one. There are two kinds of keys: Python's, and those of calls that run in libweft_torch."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def in_python(*arguments):
 
 
 def check_in_libweft(different, again) -> None:
-    """Calls with different keys miss in libweft the first time and hit the next time. The second call follows
-    at once, because other entries may evict it later."""
+    """Calls with different keys miss in libweft_torch the first time and hit the next time. The second call
+    follows at once, because other entries may evict it later."""
     asked: list[int] = []
     found = lambda *_: asked.append(1) or (lambda *_: None)  # noqa: E731
     operator = calls.FUNCTIONS.operator(found, lambda *_: asked.append(2))

@@ -156,7 +156,8 @@ def _loaded_library() -> str | None:
     if not maps.exists():
         return None
     paths = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "libweft" in line}
-    return ", ".join(sorted(paths)) or None
+    own = {path for path in paths if not Path(path).name.startswith(("libweft_torch", "libweft_xla"))}
+    return ", ".join(sorted(own)) or None
 
 
 def _compare(found: dict[str, Any], problems: list[Problem]) -> None:

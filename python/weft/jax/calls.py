@@ -1,9 +1,8 @@
 """JAX primitives for Weft's operators, with their rules for tracing, vmap, jax.checkpoint and lowering. Each
-is lowered to a call of the library's FFI handler, on the CPU and on CUDA."""
+is lowered to a call of the FFI handler in libweft_xla, on the CPU and on CUDA."""
 
 from __future__ import annotations
 
-import ctypes
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,9 +17,8 @@ from jax.ad_checkpoint import Saveable
 from jax.extend.core import Primitive, Var
 from jax.interpreters import ad, batching, mlir, xla
 from jax.interpreters import partial_eval as pe
-from weft_cffi._weft import ffi
 
-from weft import backend
+from weft import integrations
 from weft.enums import device_kind
 from weft.errors import NotSupportedError
 from weft.jax.drawing import Call, Form, Operator, Prepared, prepare, results_of
@@ -199,8 +197,7 @@ def _save_or_recompute(saveable: Any, unknown: Sequence[bool], at_hand: Sequence
 def _register(platform: str) -> None:
     """Registers the handler with XLA. On a GPU XLA also calls it before the first run, to load a plan's
     kernels."""
-    address = int(ffi.cast("uintptr_t", ffi.addressof(backend.library(), "weftXlaExecute")))
-    handler = jax.ffi.pycapsule(ctypes.c_void_p(address))
+    handler = jax.ffi.pycapsule(integrations.load("xla").weftXlaExecute)
     stages = handler if platform == "cpu" else {"initialize": handler, "execute": handler}
     # Plugins look handlers up by XLA's platform name "CUDA"; one registered as "cuda" would never be found.
     jax.ffi.register_ffi_target(TARGET, stages, platform="CUDA" if platform == "cuda" else platform)

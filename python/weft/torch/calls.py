@@ -1,18 +1,18 @@
-"""Operator calls served by libweft: a repeated call with the same kind of arguments runs without any Python
-code. If the library does not support the interpreter or the torch version of the process, calls run in
+"""Operator calls served by libweft_torch: a repeated call with the same kind of arguments runs without any
+Python code. If the library does not support the interpreter or the torch version of the process, calls run in
 Python."""
 
 from __future__ import annotations
 
 import ctypes
 import sysconfig
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from weft_cffi._weft import ffi
 
-from weft import backend
+from weft import backend, integrations
 from weft.errors import UnavailableError
 from weft.memory import current_stream
 
@@ -31,7 +31,7 @@ calling them directly costs a tenth."""
 
 
 class Functions(NamedTuple):
-    """The functions that libweft exports; see backend/torch/calls.c."""
+    """The functions of libweft_torch; see integrations/torch/calls.c."""
 
     prepare: Callable[..., Any]
     """Prepares a plan for execution from (plan, places, results, allocate, workspace, ordinal, owner).
@@ -41,24 +41,29 @@ class Functions(NamedTuple):
     another function to call; it may depend only on what the cache key contains. If it returns None, slow is
     called."""
     served: Callable[[Any], int]
-    """The number of calls of a wrapped function that ran in libweft."""
+    """The number of calls of a wrapped function that ran in libweft_torch."""
     found: Callable[[], int]
-    """The number of plan lookups, over all operators, that hit libweft's cache."""
+    """The number of plan lookups, over all operators, that hit libweft_torch's cache."""
     forget: Callable[[], None]
-    """Drops the cached plans from libweft."""
+    """Drops the cached plans from libweft_torch."""
 
 
 def _functions() -> Functions | None:
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None
     try:
-        address = ffi.addressof(backend.library(), "weftTorchFunctions")
+        backend.library()
     except UnavailableError:  # calling an operator raises the reason
         return None
+    try:
+        ask = integrations.load("torch").weftTorchFunctions
+    except UnavailableError as error:
+        warnings.warn(f"{error} Until then, calls of operators run in Python, which is slower.", stacklevel=2)
+        return None
+    ask.restype, ask.argtypes = ctypes.c_void_p, [ctypes.py_object]
     tensor = torch.empty(2, 3)
     types = torch.Tensor, torch.nn.Parameter, torch.dtype
     facts = *types, FLAGS, current_gpu, stream_of, tensor, tensor._cdata
-    ask = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(int(ffi.cast("uintptr_t", address)))
     made = ask(facts)
     return Functions(*ctypes.cast(made, ctypes.py_object).value) if made else None
 

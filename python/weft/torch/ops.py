@@ -145,7 +145,7 @@ class Operator:
         """The operator as a torch.autograd.Function that torch.func can transform; None if it has no
         gradient."""
         self.call: Callable[..., Any] = self.standing_for(self)
-        """Calls the operator, in libweft if possible."""
+        """Calls the operator, in libweft_torch if possible."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Returns the results on real tensors. Raises WeftError if Weft refuses the arguments."""
@@ -168,8 +168,8 @@ class Operator:
     def standing_for(
         self, slow: Callable[..., Any], left: Left = _no_other, check: Callable[..., None] | None = None
     ) -> Callable[..., Any]:
-        """Returns a function to call instead of `slow`: it runs the plan in libweft if possible, and calls
-        `slow` otherwise. left: called if Weft or `check` refuses the arguments."""
+        """Returns a function to call instead of `slow`: it runs the plan in libweft_torch if possible, and
+        calls `slow` otherwise. left: called if Weft or `check` refuses the arguments."""
 
         def find(*arguments: Any, **named: Any) -> Any:
             try:

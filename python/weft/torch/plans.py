@@ -196,7 +196,7 @@ class Prepared:
         self._here = _QUICK[kind] or self._elsewhere
         self._workspace = plan.workspace_size if self._ordinal is not None else 0
         self.in_c: Any = self._in_c() if calls.FUNCTIONS else None
-        """The plan prepared for libweft; None if it runs in Python."""
+        """The plan prepared for libweft_torch; None if it runs in Python."""
 
     def __call__(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """Launches the plan on torch's current stream, without waiting."""

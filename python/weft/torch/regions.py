@@ -357,11 +357,11 @@ class Region:
         return results[0] if len(self.bases) == 1 else results
 
     def quick(self) -> Callable[..., Any]:
-        """Returns the region as a function that runs in libweft if possible."""
+        """Returns the region as a function that runs in libweft_torch if possible."""
         return calls.FUNCTIONS.operator(self._find, self) if calls.FUNCTIONS else self
 
     def _find(self, *arguments: Any) -> Any:
-        """Returns the prepared plan for such arguments for libweft; None if it runs in Python."""
+        """Returns the prepared plan for such arguments for libweft_torch; None if it runs in Python."""
         ready = self._ready(arguments)
         return ready.in_c if isinstance(ready, Prepared) else None
 

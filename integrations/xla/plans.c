@@ -2,7 +2,7 @@
 /* A hash table under one lock. Plans are loaded under the lock too, so that calls of several threads load a plan once.
    An execution only holds the lock for the lookup. */
 #include "xla/plans.h"
-#include "base/status.h"
+#include "xla/failure.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -31,7 +31,7 @@ static int digit_of(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' &
 static weftStatus_t read_digits(char **bytes, const char *text, size_t length) {
     char *created = malloc(length / 2 + 1);
     if (!created)
-        return status_no_memory(length / 2 + 1);
+        return failure_no_memory(length / 2 + 1);
     for (size_t i = 0; i < length; i++) {
         int digit = digit_of(text[i]);
         if (digit < 0 || length % 2) {
@@ -85,7 +85,7 @@ static weftStatus_t load(struct cached_plan *cached) {
     char *bytes = NULL, *copy = malloc(length + 1);
     cached->name.text = copy;
     if (!copy)
-        return status_no_memory(length + 1);
+        return failure_no_memory(length + 1);
     memcpy(copy, text, length);
     TRY(find_handle(&cached->handle, cached->name.kind, cached->name.ordinal));
     TRY(read_digits(&bytes, copy, length));
@@ -120,7 +120,7 @@ static weftStatus_t add(struct cached_plan **out, const struct plan_name *name) 
     make_room();
     struct cached_plan *created = calloc(1, sizeof *created);
     if (!created)
-        return status_no_memory(sizeof *created);
+        return failure_no_memory(sizeof *created);
     created->name = *name;
     weftStatus_t status = load(created);
     if (status) {

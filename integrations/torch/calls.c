@@ -2,6 +2,7 @@
 /* Fast path for the operators of weft.torch. Python implements the semantics of a call; a call that resembles an
    earlier one runs here: its plan is looked up by a key, torch allocates the results, and the plan runs. Everything
    else is left to Python. All state is global and guarded by the interpreter's lock. */
+#include "torch/calls.h"
 #include "torch/key.h"
 #include "weft/weft.h"
 

@@ -2,8 +2,8 @@
 /* The handler that XLA calls for a Weft graph. The saved plan is an attribute, arguments and results are buffers, and
    the last result is the workspace, so that XLA allocates it with its own memory. Work is enqueued on XLA's stream
    without waiting. weft.jax wrote the attributes when the program was lowered. */
-#include "base/status.h"
-#include "runtime/cuda_graph.h"
+#include "xla/execute.h"
+#include "xla/failure.h"
 #include "xla/ffi.h"
 #include "xla/plans.h"
 
@@ -130,11 +130,10 @@ static weftStatus_t find_capture(bool *is_captured, const struct cached_plan *ca
     *is_captured = false;
     if (cached->name.kind == WEFT_DEVICE_CPU)
         return WEFT_STATUS_SUCCESS;
-    struct device_scope scope;
-    TRY(device_enter(&scope, &cached->handle->device));
-    weftStatus_t status = stream_find_capture(is_captured, scope.driver, stream);
-    device_leave(&scope);
-    return status;
+    int32_t is_capturing = 0;
+    TRY(weftIsCapturing(cached->handle, stream, &is_capturing));
+    *is_captured = is_capturing;
+    return WEFT_STATUS_SUCCESS;
 }
 
 /* The initialization call only loads the plan, because code must not be loaded while a stream is captured. */
@@ -172,7 +171,9 @@ static int code_of(weftStatus_t status) {
 static struct xla_error *error_of(const struct xla_api *api, weftStatus_t status) {
     if (!status)
         return NULL;
-    struct xla_error_arguments arguments = {{sizeof arguments, NULL}, status_text(), code_of(status)};
+    char text[FAILURE_TEXT_BYTES];
+    failure_copy_text(text);
+    struct xla_error_arguments arguments = {{sizeof arguments, NULL}, text, code_of(status)};
     return api->error_create(&arguments);
 }
 
@@ -182,7 +183,7 @@ static struct xla_error *find_device(int32_t *ordinal, weftStream_t *stream, con
     struct xla_ordinal_arguments device = {{sizeof device, NULL}, call->context, 0};
     struct xla_stream_arguments queue = {{sizeof queue, NULL}, call->context, NULL};
     if (!XLA_HAS(api, struct xla_api, device_ordinal_get))
-        return error_of(api, status_fail(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
+        return error_of(api, failure_set(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
                                          "weft call: this XLA does not tell handlers which device they run on. Install "
                                          "a newer jaxlib, 0.6.1 at least."));
     struct xla_error *error = api->device_ordinal_get(&device);
@@ -196,7 +197,7 @@ static struct xla_error *find_device(int32_t *ordinal, weftStream_t *stream, con
 static struct xla_error *answer(const struct xla_call *call) {
     struct request request;
     weftStream_t stream = NULL;
-    status_clear();
+    failure_clear();
     weftStatus_t status = read_request(&request, &call->attributes);
     if (!status && request.name.kind != WEFT_DEVICE_CPU) {
         struct xla_error *error = find_device(&request.name.ordinal, &stream, call);
@@ -216,8 +217,8 @@ static void describe(struct xla_metadata *metadata) {
         metadata->traits = XLA_COMMAND_BUFFER_COMPATIBLE;
 }
 
-void *weftXlaExecute(void *callFrame) {
-    struct xla_call *call = callFrame;
+void *weftXlaExecute(void *call_frame) {
+    struct xla_call *call = call_frame;
     if (!call || !XLA_HAS(call, struct xla_call, api))
         return NULL; /* the error cannot be reported */
     struct xla_extension *extension = call->head.extensions;
@@ -227,7 +228,7 @@ void *weftXlaExecute(void *callFrame) {
     }
     if (!XLA_HAS(call, struct xla_call, attributes.count))
         return error_of(call->api,
-                        status_fail(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
+                        failure_set(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
                                     "weft call: its frame has %zu bytes, of which version %d.%d of XLA's foreign "
                                     "function interface has more. Install a newer jaxlib, 0.6.1 at least.",
                                     call->head.bytes, XLA_MAJOR, XLA_MINOR));

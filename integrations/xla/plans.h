@@ -5,7 +5,6 @@
 #ifndef WEFT_XLA_PLANS_H
 #define WEFT_XLA_PLANS_H
 
-#include "runtime/context.h"
 #include "weft/weft.h"
 
 #include <stdbool.h>
