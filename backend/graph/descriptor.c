@@ -322,9 +322,10 @@ static const struct row *parameter_row(const struct schema *schema) {
 }
 
 /* The operation's parameter descriptor if it has an attribute of that name; creates it if necessary. */
-static weftStatus_t find_parameters(struct descriptor *op, weftBackendAttributeName_t name, struct descriptor **found) {
+static weftStatus_t find_parameters(struct descriptor *op, weftBackendAttributeName_t name,
+                                    struct descriptor **parameters) {
     const struct row *row = parameter_row(op->schema);
-    *found = NULL;
+    *parameters = NULL;
     if (!row || !schema_find_row(op->schema->op->parameters, name))
         return WEFT_STATUS_SUCCESS;
     struct descriptor **held = (struct descriptor **)((char *)op + row->offset);
@@ -332,7 +333,7 @@ static weftStatus_t find_parameters(struct descriptor *op, weftBackendAttributeN
         /* The operation owns a reference to a descriptor that is created here, as to one that the user set; release_row
            releases either. */
         TRY(descriptor_make(op->schema->op->parameters, held));
-    *found = *held;
+    *parameters = *held;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -625,6 +626,22 @@ static weftStatus_t give_row(const struct descriptor *descriptor, const struct r
 
 /* Returns min(requested, existing) elements; *count is the number that exist. `elements` may be NULL, to get only the
    count. */
+weftStatus_t descriptor_build(struct descriptor **out, const struct schema *schema, const struct setting *settings,
+                              size_t count) {
+    TRY(descriptor_make(schema, out));
+    weftStatus_t status = WEFT_STATUS_SUCCESS;
+    for (const struct setting *s = settings; s < settings + count && !status; s++)
+        if (s->count)
+            status = descriptor_set(*out, s->name, s->type, s->count, s->elements);
+    if (!status)
+        status = descriptor_finalize(*out);
+    if (status) {
+        descriptor_release(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
 weftStatus_t descriptor_get(const struct descriptor *descriptor, weftBackendAttributeName_t name,
                             weftBackendAttributeType_t type, int64_t requested, int64_t *count, void *elements) {
     const struct row *row = find_row_of_type(descriptor->schema, name, type);

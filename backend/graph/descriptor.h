@@ -16,6 +16,16 @@ weftStatus_t descriptor_get(const struct descriptor *descriptor, weftBackendAttr
                             weftBackendAttributeType_t type, int64_t requested, int64_t *count, void *elements);
 weftStatus_t descriptor_finalize(struct descriptor *descriptor);
 
+/* Creates a descriptor, sets attributes and finalizes it. Settings with count 0 are skipped. */
+struct setting {
+    weftBackendAttributeName_t name;
+    weftBackendAttributeType_t type;
+    int64_t count;
+    const void *elements;
+};
+weftStatus_t descriptor_build(struct descriptor **out, const struct schema *schema, const struct setting *settings,
+                              size_t count);
+
 /* A copy in an arena, without a reference count. Other threads may retain and release the source at the same time. */
 weftStatus_t descriptor_mirror(struct arena *arena, void *out, const struct descriptor *source);
 

@@ -22,8 +22,8 @@ static bool may_share(const struct draft *draft, int in, int out) {
 static int64_t offset_in_output(const struct graph *graph, int in, int out) {
     const struct descriptor *op = graph->nodes[graph->values[out].producer].op;
     bool only_reader = graph->values[in].readers == 1 && graph->values[in].read_by[0] == graph->values[out].producer;
-    return only_reader && op_of(op)->place_in
-               ? op_of(op)->place_in(op, graph->values[in].tensor, graph->values[out].tensor)
+    return only_reader && op_of(op)->offset_in_result
+               ? op_of(op)->offset_in_result(op, graph->values[in].tensor, graph->values[out].tensor)
                : -1;
 }
 

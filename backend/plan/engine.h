@@ -70,8 +70,11 @@ weftStatus_t choose_device(struct device *device, const struct device_properties
 /* Reduces the device's resources to the limits. */
 void limit_device(struct device *device, const struct engine_limits *limits);
 
-/* Creates a finalized configuration of engine `index` with these knob choice descriptors (NULL: the engine's defaults)
-   and limits (NULL: none); the caller releases it. */
+/* Creates a finalized knob choice; the caller releases it. */
+weftStatus_t make_setting(struct descriptor **out, int32_t type, int64_t value);
+
+/* Creates a finalized configuration of engine `index` with these knob choice descriptors and limits; the caller
+   releases it. */
 weftStatus_t make_config(struct engine_config **out, struct graph *graph, int index,
                          struct device_properties *properties, const struct list *knobs,
                          const struct engine_limits *limits);
@@ -79,6 +82,9 @@ weftStatus_t make_config(struct engine_config **out, struct graph *graph, int in
 /* Creates a configuration for a changed graph: the same engine and knobs, or, if that engine declines the graph, the
    engine that accepts every graph, with the same workspace limit. */
 weftStatus_t config_for_graph(struct engine_config **out, const struct engine_config *config, struct graph *graph);
+
+/* Creates a configuration with a workspace limit in addition; NULL if its engine cannot respect it. */
+weftStatus_t config_within(struct engine_config **out, const struct engine_config *config, int64_t workspace_limit);
 
 /* The fastest configuration of finalized heuristics; the caller releases it. NOT_SUPPORTED if none was found. */
 weftStatus_t heuristics_first(const struct descriptor *heuristics, struct engine_config **config);

@@ -55,7 +55,7 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
         /* Engines for other kinds of devices are not candidates. */
         if (choose_device(&device, self->device, self->graph->handle, NULL) || device.kind != engines[i]->device)
             continue;
-        weftStatus_t status = make_config(&config, self->graph, i, self->device, NULL, &self->limits);
+        weftStatus_t status = make_config(&config, self->graph, i, self->device, &(struct list){0}, &self->limits);
         if (status == WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED)
             return status;
         /* Engines that decline are left out; weftQuerySupport reports why. */

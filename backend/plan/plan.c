@@ -141,35 +141,6 @@ static weftStatus_t choose_plan_device(struct device *device, const struct plan 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Creates the plan's configuration with a workspace limit; NULL if the engine cannot respect it. */
-static weftStatus_t limit_config(struct engine_config **config, const struct plan *plan) {
-    const struct engine_descriptor *engine = plan->config->engine;
-    const struct list *chosen = &plan->config->knobs;
-    struct arena arena = {0};
-    struct descriptor *setting, **items;
-    *config = NULL;
-    const int32_t type = WEFT_KNOB_TYPE_WORKSPACE;
-    TRY(descriptor_make(&knob_setting_schema, &setting));
-    weftStatus_t status = descriptor_set(setting, WEFT_ATTR_KNOB_CHOICE_KNOB_TYPE, WEFT_TYPE_KNOB_TYPE, 1, &type);
-    if (!status)
-        status = descriptor_set(setting, WEFT_ATTR_KNOB_CHOICE_KNOB_VALUE, WEFT_TYPE_INT64, 1, &plan->workspace_limit);
-    if (!status)
-        status = descriptor_finalize(setting);
-    if (!status)
-        status = arena_alloc(&arena, &items, (size_t)(chosen->count + 1) * sizeof *items);
-    if (!status) {
-        items[0] = setting; /* the first choice of a type wins */
-        for (int64_t i = 0; i < chosen->count; i++)
-            items[i + 1] = chosen->descriptors[i];
-        const struct list knobs = {.count = chosen->count + 1, .items = items};
-        status = make_config(config, engine->graph, (int)engine->index, engine->device, &knobs, &engine->limits);
-    }
-    arena_free(&arena);
-    descriptor_release(setting);
-    /* The caller words the error. */
-    return status == WEFT_STATUS_NOT_SUPPORTED ? WEFT_STATUS_SUCCESS : status;
-}
-
 /* Takes over the configuration's draft if it is for this device and still there; otherwise drafts from the
    configuration's cover if the device is the same, or else from the graph. */
 static weftStatus_t draft_config(struct plan *plan, const struct device *device) {
@@ -195,7 +166,7 @@ static weftStatus_t draft_plan(struct plan *plan) {
     int64_t needed = plan->draft.workspace_bytes;
     if (needed <= plan->workspace_limit)
         return WEFT_STATUS_SUCCESS;
-    TRY(limit_config(&limited, plan));
+    TRY(config_within(&limited, plan->config, plan->workspace_limit));
     if (!limited)
         FAIL(WEFT_STATUS_NOT_SUPPORTED,
              "%s: engine %s needs %lld bytes of workspace, the limit is %lld. Raise workspace_limit or choose another "
@@ -246,37 +217,27 @@ static weftStatus_t build(struct plan *plan) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The properties that are set, else those of the plan's handle, else NULL. The caller releases them, also after a
-   failure. */
+/* The properties that are set, else those of the plan's handle, else NULL. The caller releases them. */
 static weftStatus_t find_properties(struct descriptor **properties, const struct plan *plan) {
     *properties = plan->device_properties ? descriptor_retain(&plan->device_properties->base) : NULL;
     if (*properties || !plan->handle)
         return WEFT_STATUS_SUCCESS;
-    void *handle = plan->handle;
-    TRY(descriptor_make(&device_properties_schema, properties));
-    TRY(descriptor_set(*properties, WEFT_ATTR_DEVICEPROP_HANDLE, WEFT_TYPE_HANDLE, 1, &handle));
-    return descriptor_finalize(*properties);
+    const struct setting handle = {WEFT_ATTR_DEVICEPROP_HANDLE, WEFT_TYPE_HANDLE, 1, &plan->handle};
+    return descriptor_build(properties, &device_properties_schema, &handle, 1);
 }
 
 /* Chooses the first configuration that heuristics suggest, like a user with a heuristics descriptor. */
 static weftStatus_t choose_config(struct plan *plan) {
-    struct descriptor *heuristics = NULL, *properties = NULL;
-    void *graph = plan->graph;
+    struct descriptor *heuristics, *properties;
     /* Modes A, B and INSTANT rank in the same way. */
     int32_t mode = WEFT_HEUR_MODE_A;
-    weftStatus_t status = find_properties(&properties, plan);
-    if (!status)
-        status = descriptor_make(&heuristics_schema, &heuristics);
-    if (!status)
-        status =
-            descriptor_set(heuristics, WEFT_ATTR_ENGINEHEUR_OPERATION_GRAPH, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &graph);
-    if (!status)
-        status = descriptor_set(heuristics, WEFT_ATTR_ENGINEHEUR_MODE, WEFT_TYPE_HEUR_MODE, 1, &mode);
-    if (!status && properties)
-        status =
-            descriptor_set(heuristics, WEFT_ATTR_ENGINEHEUR_DEVICEPROP, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &properties);
-    if (!status)
-        status = descriptor_finalize(heuristics);
+    TRY(find_properties(&properties, plan));
+    const struct setting settings[] = {
+        {WEFT_ATTR_ENGINEHEUR_OPERATION_GRAPH, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &plan->graph},
+        {WEFT_ATTR_ENGINEHEUR_MODE, WEFT_TYPE_HEUR_MODE, 1, &mode},
+        {WEFT_ATTR_ENGINEHEUR_DEVICEPROP, WEFT_TYPE_BACKEND_DESCRIPTOR, properties != NULL, &properties},
+    };
+    weftStatus_t status = descriptor_build(&heuristics, &heuristics_schema, settings, 3);
     if (!status)
         status = heuristics_first(heuristics, &plan->config);
     descriptor_release(heuristics);

@@ -386,8 +386,8 @@ void plan_write_blob(const struct descriptor *descriptor, struct text *bytes) {
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 /* All damage has one status, because the remedy is the same. */
-static weftStatus_t fail_damaged(const char *what) {
-    FAIL(WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT, "saved plan is damaged: %s. Save the plan again.", what);
+static weftStatus_t fail_damaged(const char *damage) {
+    FAIL(WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT, "saved plan is damaged: %s. Save the plan again.", damage);
 }
 
 /* Reads a count of items of at least least_bytes each. A count that exceeds the remaining bytes marks the reader as bad
@@ -630,14 +630,10 @@ static weftStatus_t load_knobs(struct byte_reader *body, struct list *settings, 
     for (int64_t i = 0; i < most; i++) {
         int32_t type = (int32_t)byte_get_u32(body);
         int64_t value = byte_get_i64(body);
-        struct descriptor *setting;
         if (read_limit(limits, type, value))
             continue;
-        TRY(descriptor_make(&knob_setting_schema, &setting));
-        settings->descriptors[settings->count++] = setting;
-        TRY(descriptor_set(setting, WEFT_ATTR_KNOB_CHOICE_KNOB_TYPE, WEFT_TYPE_KNOB_TYPE, 1, &type));
-        TRY(descriptor_set(setting, WEFT_ATTR_KNOB_CHOICE_KNOB_VALUE, WEFT_TYPE_INT64, 1, &value));
-        TRY(descriptor_finalize(setting));
+        TRY(make_setting(&settings->descriptors[settings->count], type, value));
+        settings->count++;
     }
     return WEFT_STATUS_SUCCESS;
 }
