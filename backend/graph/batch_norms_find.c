@@ -67,12 +67,12 @@ static void take_out(struct finder *f, const struct tensor *result) {
 }
 
 /* Adds the result, named after the operation that it replaces. */
-static void put_in(struct finder *f, struct descriptor *result, const struct op *op, const struct node *place) {
-    result->magic = place->op->magic;
+static void put_in(struct finder *f, struct descriptor *result, const struct op *op, const struct node *replaced) {
+    result->magic = replaced->op->magic;
     result->schema = &op->schema;
-    result->label = place->op->label;
+    result->label = replaced->op->label;
     result->finalized = true;
-    f->ops[number_of(f, place)] = result;
+    f->ops[number_of(f, replaced)] = result;
     f->any = true;
 }
 
@@ -182,7 +182,7 @@ static weftStatus_t find_backward(struct finder *f, const struct node *node) {
 
 weftStatus_t batch_norms_find(const struct graph **result, const struct graph *graph, struct arena *arena) {
     struct finder f = {.graph = graph, .arena = arena};
-    int kept = 0;
+    int count = 0;
     TRY(arena_alloc(arena, &f.ops, (size_t)graph->node_count * sizeof *f.ops));
     for (int n = 0; n < graph->node_count; n++)
         f.ops[n] = (struct descriptor *)graph->nodes[n].op;
@@ -193,7 +193,7 @@ weftStatus_t batch_norms_find(const struct graph **result, const struct graph *g
             TRY(find_backward(&f, &graph->nodes[n]));
     for (int n = 0; n < graph->node_count; n++)
         if (f.ops[n])
-            f.ops[kept++] = f.ops[n];
+            f.ops[count++] = f.ops[n];
     *result = graph;
-    return f.any ? graph_rewrite(result, graph, f.ops, kept, arena) : WEFT_STATUS_SUCCESS;
+    return f.any ? graph_rewrite(result, graph, f.ops, count, arena) : WEFT_STATUS_SUCCESS;
 }

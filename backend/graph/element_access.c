@@ -80,6 +80,27 @@ void sum_store(const struct sum *sum, const struct view *view, const int64_t *in
         view_store(view, index, sum->real);
 }
 
+void view_load_all(const struct view *view, double *numbers) {
+    int64_t index[WEFT_DIM_MAX];
+    for (bool more = view->data && index_begin(index, view->rank, view->dims); more;
+         more = index_next(index, view->rank, view->dims))
+        *numbers++ = view_load(view, index);
+}
+
+void view_store_all(const struct view *view, const double *numbers) {
+    int64_t index[WEFT_DIM_MAX];
+    for (bool more = view->data && index_begin(index, view->rank, view->dims); more;
+         more = index_next(index, view->rank, view->dims))
+        view_store(view, index, *numbers++);
+}
+
+int64_t dims_index(const struct dims *dims, const int64_t *index) {
+    int64_t offset = 0;
+    for (int64_t i = 0; i < dims->count; i++)
+        offset = offset * dims->at[i] + (dims->at[i] == 1 ? 0 : index[i]);
+    return offset;
+}
+
 double view_scalar(const struct bindings *bindings, const struct tensor *tensor, double otherwise) {
     struct view view = view_of(bindings, tensor);
     return view.data ? dtype_load(view.type, view.data, 0) : otherwise;

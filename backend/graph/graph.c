@@ -67,10 +67,10 @@ int graph_find_uid(const struct graph *graph, int64_t uid) {
     while (low <= high) {
         /* Cannot overflow, and rounds down. */
         int middle = low + (high - low) / 2;
-        int64_t found = graph->values[middle].tensor->uid;
-        if (found == uid)
+        int64_t middle_uid = graph->values[middle].tensor->uid;
+        if (middle_uid == uid)
             return middle;
-        if (found < uid)
+        if (middle_uid < uid)
             low = middle + 1;
         else
             high = middle - 1;
@@ -97,19 +97,19 @@ static weftStatus_t collect_values(struct graph *graph) {
         TRY(op_each_operand(graph->ops.descriptors[i], collect_value, graph));
     /* Uses of one tensor are adjacent, so it is enough to compare with the last value. */
     qsort(graph->values, (size_t)operands, sizeof *graph->values, by_uid_then_address);
-    int kept = 0;
+    int count = 0;
     for (int i = 0; i < operands; i++) {
-        if (kept && graph->values[kept - 1].tensor == graph->values[i].tensor)
+        if (count && graph->values[count - 1].tensor == graph->values[i].tensor)
             continue;
-        if (kept && graph->values[kept - 1].tensor->uid == graph->values[i].tensor->uid)
+        if (count && graph->values[count - 1].tensor->uid == graph->values[i].tensor->uid)
             FAIL(WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES,
                  "%s: %s and %s are two descriptors with the same uid. Use one descriptor per tensor, or give each its "
                  "own uid.",
-                 descriptor_label(&graph->base), descriptor_label(&graph->values[kept - 1].tensor->base),
+                 descriptor_label(&graph->base), descriptor_label(&graph->values[count - 1].tensor->base),
                  descriptor_label(&graph->values[i].tensor->base));
-        graph->values[kept++] = graph->values[i];
+        graph->values[count++] = graph->values[i];
     }
-    graph->value_count = kept;
+    graph->value_count = count;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -177,16 +177,16 @@ static weftStatus_t make_nodes(struct graph *graph) {
 
 /* ---- Order ------------------------------------------------------------------------------------------------------- */
 
-enum { NOT_PLACED = -1, WAITS = -2 /* for its producers, which are being sorted */ };
+enum { NOT_SORTED = -1, WAITS = -2 /* for its producers, which are being sorted */ };
 
 /* State of the topological sort. All arrays have one entry per node, in the user's order except for `sorted`. */
 struct sorting {
     const struct graph *graph;
-    int *place;   /* per node: index in the new order, NOT_PLACED or WAITS */
-    int *waiting; /* stack of nodes, each of which waits for its successor on the stack */
-    int *looked;  /* per waiting node: number of its operands that have been visited */
+    int *position; /* per node: index in the new order, NOT_SORTED or WAITS */
+    int *waiting;  /* stack of nodes, each of which waits for its successor on the stack */
+    int *looked;   /* per waiting node: number of its operands that have been visited */
     struct node *sorted;
-    int placed;
+    int sorted_count;
 };
 
 /* The next producer of a waiting node that is not sorted yet; -1 if the node is ready. */
@@ -195,28 +195,28 @@ static int next_missing(struct sorting *sorting, int n) {
     for (int i; (i = sorting->looked[n]) < node->operand_count; sorting->looked[n]++) {
         /* Only inputs are waited for: the producer of outputs is this node. */
         int producer = sorting->graph->values[node->operands[i]].producer;
-        if (!node->is_output[i] && producer >= 0 && sorting->place[producer] < 0)
+        if (!node->is_output[i] && producer >= 0 && sorting->position[producer] < 0)
             return producer;
     }
     return -1;
 }
 
 /* Sorts a node after everything that it depends on. */
-static weftStatus_t place_node(struct sorting *sorting, int node) {
+static weftStatus_t sort_node(struct sorting *sorting, int node) {
     int depth = 0;
     /* A depth-first search with an explicit stack: chains of operations may be longer than the call stack allows.
        `looked` resumes a node where it stopped, so that the search is linear in the number of operands. */
     for (sorting->waiting[0] = node; depth >= 0;) {
         int n = sorting->waiting[depth], missing = next_missing(sorting, n);
         if (missing < 0) {
-            sorting->place[n] = sorting->placed;
-            sorting->sorted[sorting->placed++] = sorting->graph->nodes[n];
+            sorting->position[n] = sorting->sorted_count;
+            sorting->sorted[sorting->sorted_count++] = sorting->graph->nodes[n];
             depth--;
             continue;
         }
         /* A waiting node is reached again only in a cycle. */
-        sorting->place[n] = WAITS;
-        if (missing == n || sorting->place[missing] == WAITS)
+        sorting->position[n] = WAITS;
+        if (missing == n || sorting->position[missing] == WAITS)
             FAIL(WEFT_STATUS_BAD_PARAM_CYCLE_EXT,
                  "%s has a cycle through %s: its inputs depend on its outputs. Break it by writing to another tensor.",
                  descriptor_label(&sorting->graph->base), descriptor_label(sorting->graph->nodes[missing].op));
@@ -229,21 +229,21 @@ static weftStatus_t place_node(struct sorting *sorting, int node) {
 static weftStatus_t sort_nodes(struct graph *graph, struct arena *scratch) {
     struct sorting sorting = {.graph = graph};
     size_t count = (size_t)graph->node_count;
-    TRY(arena_alloc(scratch, &sorting.place, count * sizeof *sorting.place));
+    TRY(arena_alloc(scratch, &sorting.position, count * sizeof *sorting.position));
     TRY(arena_alloc(scratch, &sorting.waiting, count * sizeof *sorting.waiting));
     TRY(arena_alloc(scratch, &sorting.looked, count * sizeof *sorting.looked));
     TRY(arena_alloc(&graph->base.arena, &sorting.sorted, count * sizeof *sorting.sorted));
     for (int n = 0; n < graph->node_count; n++)
-        sorting.place[n] = NOT_PLACED;
+        sorting.position[n] = NOT_SORTED;
     for (int n = 0; n < graph->node_count; n++)
         /* Starts with nodes in the user's order, so that an order that is valid already does not change. */
-        if (sorting.place[n] < 0)
-            TRY(place_node(&sorting, n));
+        if (sorting.position[n] < 0)
+            TRY(sort_node(&sorting, n));
     /* Producers still have indices in the user's order. */
     graph->nodes = sorting.sorted;
     for (int i = 0; i < graph->value_count; i++)
         if (graph->values[i].producer >= 0)
-            graph->values[i].producer = sorting.place[graph->values[i].producer];
+            graph->values[i].producer = sorting.position[graph->values[i].producer];
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -129,43 +129,43 @@ static weftStatus_t resolve_input(void *context, const struct row *row, struct t
 
 /* The dimensions of a tensor with more than one element, by ascending stride; for a ragged tensor those of one batch
    entry, because offsets define where entries begin. */
-struct places {
+struct locations {
     int rank;
     int64_t extents[WEFT_DIM_MAX], strides[WEFT_DIM_MAX];
 };
 
 /* An insertion sort: ranks are at most WEFT_DIM_MAX. A vector counts as one location, because its elements are
    distinct. */
-static struct places places_of(const struct tensor *tensor) {
-    struct places places = {0};
+static struct locations locations_of(const struct tensor *tensor) {
+    struct locations locations = {0};
     for (int64_t i = 0; i < tensor->dims.count; i++) {
         bool has_vectors = i == tensor->vector_dim && tensor->vector_count > 1;
         int64_t extent = has_vectors ? tensor->dims.at[i] / tensor->vector_count : tensor->dims.at[i];
-        int at = places.rank;
+        int at = locations.rank;
         /* Skipped, because the stride of such a dimension does not matter. */
         if (extent == 1 || (i == 0 && tensor->ragged_offset))
             continue;
         /* Those with larger strides move up by one. */
-        for (; at && places.strides[at - 1] > tensor->strides.at[i]; at--) {
-            places.extents[at] = places.extents[at - 1];
-            places.strides[at] = places.strides[at - 1];
+        for (; at && locations.strides[at - 1] > tensor->strides.at[i]; at--) {
+            locations.extents[at] = locations.extents[at - 1];
+            locations.strides[at] = locations.strides[at - 1];
         }
-        places.extents[at] = extent;
-        places.strides[at] = tensor->strides.at[i];
-        places.rank++;
+        locations.extents[at] = extent;
+        locations.strides[at] = tensor->strides.at[i];
+        locations.rank++;
     }
-    return places;
+    return locations;
 }
 
 /* True if each stride exceeds the extent of all faster dimensions: then all elements are at distinct locations. The
    reverse need not hold. */
-static bool is_nested(const struct places *places) {
+static bool is_nested(const struct locations *locations) {
     /* One more than the largest offset of all faster dimensions. */
     int64_t reach = 1;
-    for (int i = 0; i < places->rank; i++) {
-        if (places->strides[i] < reach)
+    for (int i = 0; i < locations->rank; i++) {
+        if (locations->strides[i] < reach)
             return false;
-        reach += places->strides[i] * (places->extents[i] - 1);
+        reach += locations->strides[i] * (locations->extents[i] - 1);
     }
     return true;
 }
@@ -177,15 +177,15 @@ static int compare_offsets(const void *a, const void *b) {
 
 /* Determines whether two of `count` elements share a location, by sorting all offsets. `count` is the product of the
    extents, at most SORTED_MAX: half a megabyte of offsets. */
-static weftStatus_t find_shared(const struct places *places, int64_t count, bool *is_shared) {
+static weftStatus_t find_shared(const struct locations *locations, int64_t count, bool *is_shared) {
     int64_t *offsets = malloc((size_t)count * sizeof *offsets);
     if (!offsets)
         return status_no_memory((size_t)count * sizeof *offsets);
     for (int64_t i = 0; i < count; i++) {
         offsets[i] = 0;
         /* The i-th index in mixed radix, fastest dimension first; the order does not matter. */
-        for (int64_t dim = 0, rest = i; dim < places->rank; rest /= places->extents[dim], dim++)
-            offsets[i] += rest % places->extents[dim] * places->strides[dim];
+        for (int64_t dim = 0, rest = i; dim < locations->rank; rest /= locations->extents[dim], dim++)
+            offsets[i] += rest % locations->extents[dim] * locations->strides[dim];
     }
     qsort(offsets, (size_t)count, sizeof *offsets, compare_offsets);
     *is_shared = false;
@@ -208,8 +208,8 @@ static weftStatus_t take_cudnn_strides(const struct descriptor *op, struct tenso
     if (!op_of(op)->cudnn_strides(op, out, &changed.strides))
         return WEFT_STATUS_SUCCESS;
     TRY(tensor_check_reach(&changed));
-    struct places places = places_of(&changed);
-    if (!is_nested(&places))
+    struct locations locations = locations_of(&changed);
+    if (!is_nested(&locations))
         return WEFT_STATUS_SUCCESS;
     out->strides = changed.strides;
     /* These strides are required by a rule; consumers must not ignore them. */
@@ -222,18 +222,18 @@ enum { SORTED_MAX = 1 << 16 }; /* number of elements up to which interleaved str
 /* Elements of an output must not share memory: kernels write them in any order, from several threads, so the result
    would be random. */
 static weftStatus_t check_places(const struct descriptor *op, const struct row *row, const struct tensor *tensor) {
-    struct places places = places_of(tensor);
+    struct locations locations = locations_of(tensor);
     bool is_shared = true;
     int64_t count = 1;
-    if (tensor_elements(tensor) == 0 || is_nested(&places))
+    if (tensor_elements(tensor) == 0 || is_nested(&locations))
         return WEFT_STATUS_SUCCESS;
     /* Stops above SORTED_MAX, so that the product cannot overflow. */
-    for (int i = 0; i < places.rank && count <= SORTED_MAX; i++)
-        count *= min64(places.extents[i], SORTED_MAX + 1);
+    for (int i = 0; i < locations.rank && count <= SORTED_MAX; i++)
+        count *= min64(locations.extents[i], SORTED_MAX + 1);
     /* Stride 0 with more than one element always shares; otherwise only enumeration decides. */
-    bool is_decided = count <= SORTED_MAX || places.strides[0] == 0;
+    bool is_decided = count <= SORTED_MAX || locations.strides[0] == 0;
     if (count <= SORTED_MAX)
-        TRY(find_shared(&places, count, &is_shared));
+        TRY(find_shared(&locations, count, &is_shared));
     if (!is_shared)
         return WEFT_STATUS_SUCCESS;
     FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,

@@ -77,12 +77,12 @@ struct op {
     void (*reference)(const struct descriptor *op, const struct bindings *bindings);
     /* Offset in bytes from the start of `out` at which input `in` may be stored, because writing it there has no
        effect; -1 if it may not. NULL: never. The rows' in_place is about inputs that are overwritten instead. */
-    int64_t (*place_in)(const struct descriptor *op, const struct tensor *in, const struct tensor *out);
+    int64_t (*offset_in_result)(const struct descriptor *op, const struct tensor *in, const struct tensor *out);
     /* For operations that only move elements: the layout of the result as a view of its only input, so that no kernel
        runs; false if strides cannot express it. NULL: never. */
-    bool (*look)(const struct descriptor *op, const struct placement *x, struct placement *y);
+    bool (*result_layout)(const struct descriptor *op, const struct placement *x, struct placement *y);
     /* The layout of operand k as a view of the result, so that it is computed in place. */
-    bool (*fit)(const struct descriptor *op, int k, const struct placement *y, struct placement *x);
+    bool (*operand_layout)(const struct descriptor *op, int k, const struct placement *y, struct placement *x);
     /* Bytes of scratch memory of the reference; NULL: none. */
     int64_t (*scratch_bytes)(const struct descriptor *op);
     /* Arithmetic operations of one run; NULL: one per output element. */
@@ -162,6 +162,13 @@ struct sum {
 struct sum sum_of_products(weftDataType_t math, const struct view *a, const struct view *b);
 void sum_add(struct sum *sum, const struct view *a, const int64_t *in_a, const struct view *b, const int64_t *in_b);
 void sum_store(const struct sum *sum, const struct view *view, const int64_t *index);
+
+/* Copy between a row-major array of numbers and an operand of any layout; absent operands are ignored. */
+void view_load_all(const struct view *view, double *numbers);
+void view_store_all(const struct view *view, const double *numbers);
+
+/* Row-major index in a packed tensor of these dims; extents of 1 broadcast. */
+int64_t dims_index(const struct dims *dims, const int64_t *index);
 
 /* The element of a scalar operand, or `otherwise` if it is absent. */
 double view_scalar(const struct bindings *bindings, const struct tensor *tensor, double otherwise);

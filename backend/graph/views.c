@@ -80,7 +80,8 @@ static const struct tensor *tensor_at(const struct search *s, int value) { retur
 static int result_of(const struct search *s, const struct node *node) {
     const struct op *op = op_of(node->op);
     int last = node->operand_count - 1; /* rows of outputs come last */
-    bool holds = (op->look || op->fit) && graph_needs(s->graph, node) && is_plain(tensor_at(s, node->operands[last]));
+    bool holds = (op->result_layout || op->operand_layout) && graph_needs(s->graph, node) &&
+                 is_plain(tensor_at(s, node->operands[last]));
     return holds ? node->operands[last] : -1;
 }
 
@@ -92,18 +93,18 @@ static void put(struct search *s, int value, int in, const struct placement *lay
 }
 
 /* True if operand k of a node can be computed at the location that result y implies; sets *found to it. */
-static bool fits(const struct search *s, const struct node *node, int k, int y, struct placement *found) {
+static bool can_view_result(const struct search *s, const struct node *node, int k, int y, struct placement *layout) {
     int x = node->operands[k];
     return takes_views(s, y) && !s->is_fixed[x] && !has_place(s, x) && s->graph->values[x].producer >= 0 &&
            x != s->views->memory[y] && tensor_at(s, x)->type == tensor_at(s, y)->type &&
-           op_of(node->op)->fit(node->op, k, &s->layouts[y], found);
+           op_of(node->op)->operand_layout(node->op, k, &s->layouts[y], layout);
 }
 
 static bool fit_operand(struct search *s, const struct node *node, int k, int y) {
-    struct placement found;
-    if (!fits(s, node, k, y, &found))
+    struct placement layout;
+    if (!can_view_result(s, node, k, y, &layout))
         return false;
-    put(s, node->operands[k], y, &found);
+    put(s, node->operands[k], y, &layout);
     return true;
 }
 
@@ -115,21 +116,22 @@ static bool may_gather(const struct search *s, int y) {
 /* True if a concatenation should be gathered instead: there is no gain if all inputs can be computed in place. An input
    that occurs twice fits only once. */
 static bool waits_for_parts(const struct search *s, const struct node *node, int y) {
-    struct placement found;
-    bool fit = true;
+    struct placement layout;
+    bool is_viewed = true;
     for (int k = 0; k < node->operand_count - 1; k++) {
-        fit = fit && fits(s, node, k, y, &found);
+        is_viewed = is_viewed && can_view_result(s, node, k, y, &layout);
         for (int i = 0; i < k; i++)
-            fit = fit && node->operands[i] != node->operands[k];
+            is_viewed = is_viewed && node->operands[i] != node->operands[k];
     }
-    return !fit && may_gather(s, y);
+    return !is_viewed && may_gather(s, y);
 }
 
 /* A virtual result with one input should be a view of the input if possible, because the input can then be stored
    anywhere. */
 static bool wants_inputs(const struct search *s, int n, int y) {
     const struct op *op = op_of(s->graph->nodes[n].op);
-    return op->fit && (!op->look || s->is_stuck[n] || !tensor_at(s, y)->is_virtual || has_place(s, y));
+    return op->operand_layout &&
+           (!op->result_layout || s->is_stuck[n] || !tensor_at(s, y)->is_virtual || has_place(s, y));
 }
 
 /* A node needs no kernel only if all of its inputs are computed in place; for a concatenation, some of them may be. */
@@ -148,7 +150,7 @@ static void fit_inputs(struct search *s, int n) {
 
 /* True if the result of a reshape of storage that is not packed can be a view: the storage has the layout of its
    tensor. */
-static bool may_look(const struct search *s, const struct node *node, int x, int y) {
+static bool may_view_input(const struct search *s, const struct node *node, int x, int y) {
     bool is_free = takes_views(s, x) && !s->is_gathered[x] && tensor_at(s, y)->is_virtual && !has_place(s, y);
     bool is_right = is_of_storage(node->op) ? !s->is_changed[x] : !s->is_fixed[y];
     return is_free && is_right && is_plain(tensor_at(s, x)) && tensor_at(s, x)->type == tensor_at(s, y)->type &&
@@ -158,12 +160,12 @@ static bool may_look(const struct search *s, const struct node *node, int x, int
 /* Makes the result of a node a view of its input if strides can express it. */
 static void look_through(struct search *s, int n) {
     const struct node *node = &s->graph->nodes[n];
-    struct placement found;
+    struct placement layout;
     int y = result_of(s, node), x = node->operands[0];
-    if (y < 0 || s->views->is_view[n] || !op_of(node->op)->look || !may_look(s, node, x, y) ||
-        !op_of(node->op)->look(node->op, &s->layouts[x], &found))
+    if (y < 0 || s->views->is_view[n] || !op_of(node->op)->result_layout || !may_view_input(s, node, x, y) ||
+        !op_of(node->op)->result_layout(node->op, &s->layouts[x], &layout))
         return;
-    put(s, y, x, &found);
+    put(s, y, x, &layout);
     s->views->is_view[n] = true;
 }
 
@@ -299,7 +301,7 @@ weftStatus_t views_none(struct views *views, const struct graph *graph, struct a
 /* Most graphs move nothing and need no search. */
 static bool has_any(const struct graph *graph) {
     for (int n = 0; n < graph->node_count; n++)
-        if (op_of(graph->nodes[n].op)->look || op_of(graph->nodes[n].op)->fit)
+        if (op_of(graph->nodes[n].op)->result_layout || op_of(graph->nodes[n].op)->operand_layout)
             return true;
     return false;
 }

@@ -52,14 +52,6 @@ int64_t attention_backward_scratch_bytes(const struct descriptor *descriptor) {
 
 static void clear(double *numbers, int64_t count) { memset(numbers, 0, (size_t)count * sizeof *numbers); }
 
-/* Offset of a score's gradient in the packed gradient of an operand; extents of 1 broadcast. */
-static int64_t broadcast_offset(const struct dims *dims, const int64_t *index) {
-    int64_t offset = 0;
-    for (int64_t i = 0; i < dims->count; i++)
-        offset = offset * dims->at[i] + (dims->at[i] == 1 ? 0 : index[i]);
-    return offset;
-}
-
 /* Propagates a score's gradient through the score modifier, and accumulates the gradients of its operands. */
 static double carry_back(const struct attention *a, const struct attention_run *run,
                          const struct backward_scratch *scratch, const int64_t index[4], double product, double ds) {
@@ -68,7 +60,7 @@ static double carry_back(const struct attention *a, const struct attention_run *
         return ds;
     for (int64_t i = 0; i < modifier->gradients.count; i++)
         /* Each operand has a derivative of its own, applied to the gradient of the modified score. */
-        scratch->dmodifier[i][broadcast_offset(&modifier->gradients.tensors[i]->dims, index)] +=
+        scratch->dmodifier[i][dims_index(&modifier->gradients.tensors[i]->dims, index)] +=
             score_modifier_carry_to(modifier, i, run->bindings, index, product, ds);
     return score_modifier_carry(modifier, run->bindings, index, product, ds);
 }
@@ -172,7 +164,7 @@ static void backward_row(const struct sdpa_bwd_op *op, const struct attention_ru
         double ds = weight * (factor * product - mean);
         if (op->dbias)
             /* The gradient of a bias that broadcasts is summed over the scores that share an element. */
-            scratch->dbias[broadcast_offset(&op->dbias->dims, index)] += ds;
+            scratch->dbias[dims_index(&op->dbias->dims, index)] += ds;
         /* From here on, ds is the gradient of q k^T. */
         ds = run->scale * carry_back(&op->a, run, scratch, index, scaled, ds);
         note_largest(&scales->amax_dp, ds);
@@ -247,14 +239,6 @@ static void store_gradients(const struct sdpa_bwd_op *op, const struct attention
                        scales->scale_dv, &scales->amax_dv);
 }
 
-/* Stores packed numbers into a tensor with any strides; ignores absent tensors. */
-static void store_all(const struct view *to, const double *from) {
-    int64_t index[WEFT_DIM_MAX];
-    for (bool more = to->data && index_begin(index, to->rank, to->dims); more;
-         more = index_next(index, to->rank, to->dims))
-        view_store(to, index, *from++);
-}
-
 /* Clears gradients that are summed over heads or over batch entries. */
 static void clear_sums(const struct sdpa_bwd_op *op, const struct attention_run *run,
                        const struct backward_scratch *scratch) {
@@ -270,15 +254,15 @@ static void store_sums(const struct sdpa_bwd_op *op, const struct bindings *bind
     struct view dbias = view_of(bindings, op->dbias), dsink = view_of(bindings, op->dsink);
     struct view amax_dq = view_of(bindings, op->amax_dq), amax_dk = view_of(bindings, op->amax_dk);
     struct view amax_dv = view_of(bindings, op->amax_dv), amax_dp = view_of(bindings, op->amax_dp);
-    store_all(&dbias, scratch->dbias);
-    store_all(&dsink, scratch->dsink);
-    store_all(&amax_dq, &scales->amax_dq);
-    store_all(&amax_dk, &scales->amax_dk);
-    store_all(&amax_dv, &scales->amax_dv);
-    store_all(&amax_dp, &scales->amax_dp);
+    view_store_all(&dbias, scratch->dbias);
+    view_store_all(&dsink, scratch->dsink);
+    view_store_all(&amax_dq, &scales->amax_dq);
+    view_store_all(&amax_dk, &scales->amax_dk);
+    view_store_all(&amax_dv, &scales->amax_dv);
+    view_store_all(&amax_dp, &scales->amax_dp);
     for (int64_t i = 0; i < op->a.modifier.gradients.count; i++) {
         struct view gradient = view_of(bindings, op->a.modifier.gradients.tensors[i]);
-        store_all(&gradient, scratch->dmodifier[i]);
+        view_store_all(&gradient, scratch->dmodifier[i]);
     }
 }
 

@@ -77,9 +77,9 @@ static weftStatus_t add_ragged(void *context, const struct row *row, struct tens
 }
 
 int attention_ragged_operands(const struct descriptor *op, struct attention_ragged list[ATTENTION_RAGGED_MAX]) {
-    struct ragged_list found = {.a = attention_of(op), .items = list};
-    (void)op_each_operand(op, add_ragged, &found); /* add_ragged never fails */
-    return found.count;
+    struct ragged_list ragged = {.a = attention_of(op), .items = list};
+    (void)op_each_operand(op, add_ragged, &ragged); /* add_ragged never fails */
+    return ragged.count;
 }
 
 /* ---- Checks of the graph ---- */

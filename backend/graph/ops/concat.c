@@ -2,7 +2,7 @@
 /* concat: concatenates the inputs along an axis. inplace_index may name an input that is already stored inside y; the
    reference copies every input, because copying one onto itself is harmless. A result without a data type gets the
    narrowest type that can represent the values of all inputs; inputs of other types are converted. Inputs that are
-   computed within the graph may be stored directly in y (`fit`). */
+   computed within the graph may be stored directly in y (`operand_layout`). */
 #include "graph/ops/concat.h"
 #include "graph/ops/move.h"
 
@@ -80,7 +80,8 @@ static weftStatus_t infer(struct descriptor *descriptor) {
 }
 
 /* Offset inside y of the input that inplace_index names, which must have the strides of y. */
-static int64_t place_in(const struct descriptor *descriptor, const struct tensor *in, const struct tensor *out) {
+static int64_t offset_in_result(const struct descriptor *descriptor, const struct tensor *in,
+                                const struct tensor *out) {
     const struct concat_op *op = (const struct concat_op *)descriptor;
     int axis = concat_axis(op);
     int64_t before = 0;
@@ -99,7 +100,7 @@ static int64_t place_in(const struct descriptor *descriptor, const struct tensor
 }
 
 /* Where input k must be stored for y to need no copy: after all inputs before it. Always possible. */
-static bool fit(const struct descriptor *descriptor, int k, const struct placement *y, struct placement *x) {
+static bool operand_layout(const struct descriptor *descriptor, int k, const struct placement *y, struct placement *x) {
     const struct concat_op *op = (const struct concat_op *)descriptor;
     int axis = concat_axis(op);
     *x = *y;
@@ -139,7 +140,7 @@ const struct op concat_op = {
         },
     .methods = methods,
     .infer = infer,
-    .place_in = place_in,
-    .fit = fit,
+    .offset_in_result = offset_in_result,
+    .operand_layout = operand_layout,
     .reference = reference,
 };

@@ -478,37 +478,12 @@ static int64_t elements_of(const struct dims *dims) {
 }
 
 /* Row-major index of the statistics that x's element `index` belongs to. */
-static int64_t statistic_place(const struct norm_shape *shape, const int64_t *index) {
-    int64_t place = 0;
-    for (int64_t i = 0; i < shape->statistics.count; i++) {
-        /* In group norm, dimension 1 counts groups of adjacent channels. group_channels is 1 in other modes. */
-        int64_t extent = shape->statistics.at[i], at = i == 1 ? index[i] / shape->group_channels : index[i];
-        place = place * extent + (extent == 1 ? 0 : at);
-    }
-    return place;
-}
-
-/* Row-major index of the scale and bias of x's element `index`. */
-static int64_t affine_place(const struct norm_shape *shape, const int64_t *index) {
-    int64_t place = 0;
-    for (int64_t i = 0; i < shape->affine.count; i++)
-        place = place * shape->affine.at[i] + (shape->affine.at[i] == 1 ? 0 : index[i]);
-    return place;
-}
-
-/* Copy between a row-major array of numbers and a tensor of the same dims; absent tensors are ignored. */
-static void load_all(double *numbers, const struct view *view) {
-    int64_t index[WEFT_DIM_MAX], place = 0;
-    for (bool more = view->data && index_begin(index, view->rank, view->dims); more;
-         more = index_next(index, view->rank, view->dims))
-        numbers[place++] = view_load(view, index);
-}
-
-static void store_all(const struct view *view, const double *numbers) {
-    int64_t index[WEFT_DIM_MAX], place = 0;
-    for (bool more = view->data && index_begin(index, view->rank, view->dims); more;
-         more = index_next(index, view->rank, view->dims))
-        view_store(view, index, numbers[place++]);
+static int64_t statistic_index(const struct norm_shape *shape, const int64_t *index) {
+    int64_t of_group[WEFT_DIM_MAX];
+    /* In group norm, dimension 1 counts groups of adjacent channels. group_channels is 1 in other modes. */
+    for (int64_t i = 0; i < shape->statistics.count; i++)
+        of_group[i] = i == 1 ? index[i] / shape->group_channels : index[i];
+    return dims_index(&shape->statistics, of_group);
 }
 
 /* Computes mean and variance in two passes over x, because squares of deviations do not cancel, unlike x^2 - mean^2.
@@ -523,11 +498,11 @@ static void take_statistics(const struct norm_shape *shape, bool has_mean, const
         mean[i] = variance[i] = 0;
     /* First pass: the mean, if the mode has one. */
     for (bool more = has_mean && index_begin(index, x->rank, x->dims); more; more = index_next(index, x->rank, x->dims))
-        mean[statistic_place(shape, index)] += view_load(x, index);
+        mean[statistic_index(shape, index)] += view_load(x, index);
     for (int64_t i = 0; i < count; i++)
         mean[i] /= row;
     for (bool more = index_begin(index, x->rank, x->dims); more; more = index_next(index, x->rank, x->dims)) {
-        int64_t at = statistic_place(shape, index);
+        int64_t at = statistic_index(shape, index);
         /* Second pass: squares of deviations. */
         double deviation = view_load(x, index) - mean[at];
         variance[at] += deviation * deviation;
@@ -539,10 +514,10 @@ static void take_statistics(const struct norm_shape *shape, bool has_mean, const
 /* out = (1 - momentum) * in + momentum * batch * unbias. An empty batch changes nothing. */
 static void update_running(const struct view *out, const struct view *in, const double *batch, double unbias,
                            double momentum, bool empty) {
-    int64_t index[WEFT_DIM_MAX], place = 0;
+    int64_t index[WEFT_DIM_MAX], channel = 0;
     for (bool more = out->data && index_begin(index, out->rank, out->dims); more;
-         more = index_next(index, out->rank, out->dims), place++) {
-        double fresh = unbias * batch[place], before = view_load_or(in, index, fresh);
+         more = index_next(index, out->rank, out->dims), channel++) {
+        double fresh = unbias * batch[channel], before = view_load_or(in, index, fresh);
         view_store(out, index, empty || !in->data ? before : (1 - momentum) * before + momentum * fresh);
     }
 }
@@ -567,11 +542,11 @@ static void forward_reference(const struct descriptor *descriptor, const struct 
 
     /* Three sources: given statistics, running values, or the batch itself. */
     if (given) {
-        load_all(mean, &mean_view);
-        load_all(inv, &inv_view);
+        view_load_all(&mean_view, mean);
+        view_load_all(&inv_view, inv);
     } else if (inference) {
-        load_all(mean, &in_mean);
-        load_all(inv, &in_var);
+        view_load_all(&in_mean, mean);
+        view_load_all(&in_var, inv);
     } else {
         take_statistics(&shape, norm_has_mean(op->mode), &x, mean, inv);
         struct view out_mean = view_of(bindings, op->out_mean), out_var = view_of(bindings, op->out_var);
@@ -587,12 +562,12 @@ static void forward_reference(const struct descriptor *descriptor, const struct 
         inv[i] = 1 / sqrt(inv[i] + epsilon);
     /* Statistics for the backward pass; absent tensors are skipped. */
     if (!inference) {
-        store_all(&mean_view, mean);
-        store_all(&inv_view, inv);
+        view_store_all(&mean_view, mean);
+        view_store_all(&inv_view, inv);
     }
     /* The same formula for every mode; modes without a mean have the mean 0. */
     for (bool more = y.data && index_begin(index, y.rank, y.dims); more; more = index_next(index, y.rank, y.dims)) {
-        int64_t at = statistic_place(&shape, index);
+        int64_t at = statistic_index(&shape, index);
         double xhat = (view_load(&x, index) - mean[at]) * inv[at];
         view_store(&y, index, view_load_or(&scale, index, 1) * xhat + view_load_or(&bias, index, 0));
     }
@@ -621,8 +596,8 @@ static void backward_reference(const struct descriptor *descriptor, const struct
     /* Loads the statistics of forward, or recomputes them; a norm without mean has the means 0. */
     if (op->inv_variance) {
         struct view mean_view = view_of(bindings, op->mean), inv_view = view_of(bindings, op->inv_variance);
-        load_all(mean, &mean_view);
-        load_all(inv, &inv_view);
+        view_load_all(&mean_view, mean);
+        view_load_all(&inv_view, inv);
     } else {
         take_statistics(&shape, norm_has_mean(op->mode), &x, mean, inv);
         double epsilon = view_scalar(bindings, op->epsilon, 0);
@@ -630,7 +605,7 @@ static void backward_reference(const struct descriptor *descriptor, const struct
             inv[i] = 1 / sqrt(inv[i] + epsilon);
     }
     for (bool more = index_begin(index, x.rank, x.dims); more; more = index_next(index, x.rank, x.dims)) {
-        int64_t at = statistic_place(&shape, index), parameter = affine_place(&shape, index);
+        int64_t at = statistic_index(&shape, index), parameter = dims_index(&shape.affine, index);
         double xhat = (view_load(&x, index) - mean[at]) * inv[at], gradient = view_load(&dy, index);
         /* Dividing each term by the row's length turns the sums into means. */
         double g = view_load_or(&scale, index, 1) * gradient / (double)shape.row;
@@ -642,15 +617,15 @@ static void backward_reference(const struct descriptor *descriptor, const struct
     }
     /* A second pass over x, because every element of dx needs the means of its row. */
     for (bool more = dx.data && index_begin(index, x.rank, x.dims); more; more = index_next(index, x.rank, x.dims)) {
-        int64_t at = statistic_place(&shape, index);
+        int64_t at = statistic_index(&shape, index);
         double xhat = (view_load(&x, index) - mean[at]) * inv[at];
         double g = view_load_or(&scale, index, 1) * view_load(&dy, index);
         view_store(&dx, index, inv[at] * (g - mean_g[at] - xhat * mean_g_xhat[at]));
     }
     /* dscale and dbias have been summed over all rows. */
     struct view dscale_view = view_of(bindings, op->dscale), dbias_view = view_of(bindings, op->dbias);
-    store_all(&dscale_view, dscale);
-    store_all(&dbias_view, dbias);
+    view_store_all(&dscale_view, dscale);
+    view_store_all(&dbias_view, dbias);
 }
 
 /* ---- The operations ---------------------------------------------------------------------------------------------- */

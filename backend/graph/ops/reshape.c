@@ -131,7 +131,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
-static bool look(const struct descriptor *descriptor, const struct placement *x, struct placement *y) {
+static bool result_layout(const struct descriptor *descriptor, const struct placement *x, struct placement *y) {
     const struct reshape_op *op = (const struct reshape_op *)descriptor;
     if (reshape_keeps_order(op))
         return reshape_layout(&op->x->dims, x, &op->y->dims, y);
@@ -141,7 +141,7 @@ static bool look(const struct descriptor *descriptor, const struct placement *x,
 }
 
 /* Never possible for a view of the storage in another order: the layout of x does not follow from y. */
-static bool fit(const struct descriptor *descriptor, int k, const struct placement *y, struct placement *x) {
+static bool operand_layout(const struct descriptor *descriptor, int k, const struct placement *y, struct placement *x) {
     const struct reshape_op *op = (const struct reshape_op *)descriptor;
     (void)k;
     return reshape_keeps_order(op) && reshape_layout(&op->y->dims, y, &op->x->dims, x);
@@ -178,7 +178,7 @@ const struct op reshape_op = {
     .infer = infer,
     .cudnn_strides = op_channels_last,
     .check = check,
-    .look = look,
-    .fit = fit,
+    .result_layout = result_layout,
+    .operand_layout = operand_layout,
     .reference = reference,
 };

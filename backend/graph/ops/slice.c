@@ -58,14 +58,14 @@ static weftStatus_t infer(struct descriptor *descriptor) {
         dims.at[i] = limit == start ? 0 : (limit - start - 1) / slice_step(op, i) + 1;
     }
     tensor_infer_dims(op->y, dims.count, dims.at);
-    /* Packed in the order of x; if y may be stored inside x, the planner calls `look`. */
+    /* Packed in the order of x; if y may be stored inside x, the planner calls `result_layout`. */
     tensor_infer_strides(op->y, op->x);
     tensor_infer_type(op->y, (weftDataType_t)op->x->type);
     return check_dims(descriptor, "y", op->y, dims.count, dims.at);
 }
 
 /* Every slice is a view: it begins at `start`, and its strides are multiples of those of x. */
-static bool look(const struct descriptor *descriptor, const struct placement *x, struct placement *y) {
+static bool result_layout(const struct descriptor *descriptor, const struct placement *x, struct placement *y) {
     const struct slice_op *op = (const struct slice_op *)descriptor;
     *y = *x;
     for (int64_t i = 0; i < x->strides.count; i++) {
@@ -80,7 +80,7 @@ static bool look(const struct descriptor *descriptor, const struct placement *x,
 static bool cudnn_strides(const struct descriptor *descriptor, const struct tensor *out, struct dims *strides) {
     struct placement seen;
     (void)out;
-    look(descriptor, &(struct placement){.strides = ((const struct slice_op *)descriptor)->x->strides}, &seen);
+    result_layout(descriptor, &(struct placement){.strides = ((const struct slice_op *)descriptor)->x->strides}, &seen);
     *strides = seen.strides;
     return ((const struct slice_op *)descriptor)->x->vector_count == 1;
 }
@@ -113,6 +113,6 @@ const struct op slice_op = {
     .methods = methods,
     .infer = infer,
     .cudnn_strides = cudnn_strides,
-    .look = look,
+    .result_layout = result_layout,
     .reference = reference,
 };

@@ -24,7 +24,7 @@ static const struct method methods[] = {
 };
 
 /* Dimension i of y has the stride of x's dimension permutation[i]: a transpose is always a view. */
-static bool look(const struct descriptor *descriptor, const struct placement *x, struct placement *y) {
+static bool result_layout(const struct descriptor *descriptor, const struct placement *x, struct placement *y) {
     const struct transpose_op *op = (const struct transpose_op *)descriptor;
     *y = *x;
     for (int64_t i = 0; i < x->strides.count; i++)
@@ -35,7 +35,7 @@ static bool look(const struct descriptor *descriptor, const struct placement *x,
 /* In the order of x's memory, if it has one, so that results computed from y have the layout of x. */
 static void infer_strides(struct transpose_op *op) {
     struct placement seen;
-    look(&op->base, &(struct placement){.strides = op->x->strides}, &seen);
+    result_layout(&op->base, &(struct placement){.strides = op->x->strides}, &seen);
     const struct tensor like = {.dims = op->y->dims, .strides = seen.strides, .is_turned = true};
     op->y->has_no_order = op->x->has_no_order && op->y->strides.count == 0;
     tensor_infer_strides(op->y, op->x->has_no_order ? NULL : &like);
@@ -74,13 +74,14 @@ static weftStatus_t infer(struct descriptor *descriptor) {
 static bool cudnn_strides(const struct descriptor *descriptor, const struct tensor *out, struct dims *strides) {
     struct placement seen;
     (void)out;
-    look(descriptor, &(struct placement){.strides = ((const struct transpose_op *)descriptor)->x->strides}, &seen);
+    result_layout(descriptor, &(struct placement){.strides = ((const struct transpose_op *)descriptor)->x->strides},
+                  &seen);
     *strides = seen.strides;
     return ((const struct transpose_op *)descriptor)->x->vector_count == 1;
 }
 
 /* The inverse: the layout that x must have for y to have a given one. */
-static bool fit(const struct descriptor *descriptor, int k, const struct placement *y, struct placement *x) {
+static bool operand_layout(const struct descriptor *descriptor, int k, const struct placement *y, struct placement *x) {
     const struct transpose_op *op = (const struct transpose_op *)descriptor;
     (void)k;
     *x = *y;
@@ -118,7 +119,7 @@ const struct op transpose_op = {
     .methods = methods,
     .infer = infer,
     .cudnn_strides = cudnn_strides,
-    .look = look,
-    .fit = fit,
+    .result_layout = result_layout,
+    .operand_layout = operand_layout,
     .reference = reference,
 };

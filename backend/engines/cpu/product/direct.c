@@ -104,10 +104,10 @@ static struct ahead prefetch_result(const struct task *task, int64_t row, int64_
         ahead = plan_prefetch(job->memory + (task->group * d->rows + row) * ld + task->channel * d->taps, ld * size,
                               rows, task->columns * size, kernels);
     if (job->memory && d->order == DIRECT_POSITIONS) {
-        int64_t positions = patches_count(d->image.to.positions), image = row / positions, place = row % positions;
+        int64_t positions = patches_count(d->image.to.positions), image = row / positions, position = row % positions;
         int64_t first = (image * d->groups + task->group) * d->columns + task->channel;
-        ahead = plan_prefetch(job->memory + first * ld + place, ld * size, task->columns,
-                              min64(rows, positions - place) * size, kernels);
+        ahead = plan_prefetch(job->memory + first * ld + position, ld * size, task->columns,
+                              min64(rows, positions - position) * size, kernels);
     }
     ahead.is_written = true;
     return ahead;
@@ -234,8 +234,8 @@ static void store_positions(const struct task *task, const float *sums, int64_t 
         int64_t image = (row + i) / positions, position = (row + i) % positions;
         int64_t first = (image * d->groups + task->group) * d->columns + task->channel;
         count = min64(rows - i, positions - position);
-        float *place = job->memory ? job->memory + first * job->memory_ld + position : task->transposed;
-        transpose_sums(place, job->memory ? job->memory_ld : count, sums + i * task->width, task->width, count,
+        float *to = job->memory ? job->memory + first * job->memory_ld + position : task->transposed;
+        transpose_sums(to, job->memory ? job->memory_ld : count, sums + i * task->width, task->width, count,
                        task->columns);
         if (!job->memory)
             store(task, task->transposed, count, first, task->columns, position, count);
@@ -247,9 +247,9 @@ static void store_channels_taps(const struct task *task, const float *sums, int6
     const struct job *job = task->job;
     int64_t taps = job->direct->taps, first = task->group * job->direct->rows + row;
     int64_t ld = job->memory ? job->memory_ld : task->columns;
-    float *place = job->memory ? job->memory + first * ld + task->channel * taps : task->transposed;
+    float *to = job->memory ? job->memory + first * ld + task->channel * taps : task->transposed;
     for (int64_t i = 0; i < rows; i++)
-        transpose_sums(place + i * ld, taps, sums + i * task->width, task->channels, taps, task->channels);
+        transpose_sums(to + i * ld, taps, sums + i * task->width, task->channels, taps, task->channels);
     if (!job->memory)
         store(task, task->transposed, task->columns, first, rows, task->channel * taps, task->columns);
 }

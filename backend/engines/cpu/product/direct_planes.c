@@ -159,16 +159,16 @@ static void find_offsets(const struct direct_planes *planes, int64_t *offset) {
 }
 
 /* Computes each phase of each of the task's channels: [channels, phases]. */
-static void make_phases(const struct task *task, const int64_t *offsets, const float *windows, float *made) {
+static void compute_phases(const struct task *task, const int64_t *offsets, const float *windows, float *sums) {
     const struct direct_planes *planes = &task->job->direct->planes;
     direct_filter_plane *filter_plane = direct_kernel(0)->filter_plane;
     int64_t floats = phase_floats(planes), channels = task->channels;
     for (int64_t i = 0; i < channels; i++, windows += window_floats(planes)) {
         const float *weights = task->panels + i;
         const int64_t *offset = offsets;
-        for (int64_t n = 0; n < patches_count(planes->counts); n++, made += floats) {
+        for (int64_t n = 0; n < patches_count(planes->counts); n++, sums += floats) {
             int64_t taps = patches_count(planes->phases[n].patches.taps);
-            filter_plane(taps, windows, offset, weights, channels, made, floats);
+            filter_plane(taps, windows, offset, weights, channels, sums, floats);
             weights += taps * channels;
             offset += taps;
         }
@@ -194,12 +194,12 @@ static inline __attribute__((always_inline)) void join_line(float *to, const flo
 }
 
 /* Lines i0, i1 come from phase i0 % counts[0], i1 % counts[1]. */
-WIDE static void join_phases(const struct direct_planes *planes, const float *made, float *plane) {
+WIDE static void join_phases(const struct direct_planes *planes, const float *sums, float *plane) {
     const int64_t *counts = planes->counts, *size = planes->size, *window = planes->window;
     int64_t floats = phase_floats(planes);
     for (int64_t i = 0; i < size[0]; i++) {
         const float *first =
-            made + i % counts[0] * counts[1] * counts[2] * floats + i / counts[0] * window[1] * window[2];
+            sums + i % counts[0] * counts[1] * counts[2] * floats + i / counts[0] * window[1] * window[2];
         for (int64_t j = 0, phase = 0; j < size[1]; j++, plane += size[2]) {
             join_line(plane, first + phase * counts[2] * floats, floats, counts[2], size[2]);
             phase = phase + 1 < counts[1] ? phase + 1 : 0;
@@ -224,7 +224,7 @@ void direct_compute_planes(void *context, int64_t thread) {
     const struct direct_tiling *t = &d->tiling;
     struct task task = {.job = job, .panels = job->buffers + thread * direct_thread_floats(t)};
     int64_t index, floats = window_floats(&d->planes);
-    float *windows = task.panels + t->panels, *made = windows + t->channels * floats;
+    float *windows = task.panels + t->panels, *sums = windows + t->channels * floats;
     float *plane = windows + t->sums;
     int64_t *offsets = (int64_t *)(void *)(plane + t->transposed);
     /* The zeros around the copied data remain from task to task. */
@@ -237,9 +237,9 @@ void direct_compute_planes(void *context, int64_t thread) {
         pack_weights(&task);
         for (int64_t i = 0; i < task.channels; i++)
             copy_window(d, image, task.channel + i, windows + i * floats);
-        make_phases(&task, offsets, windows, made);
+        compute_phases(&task, offsets, windows, sums);
         for (int64_t i = 0; i < task.channels; i++) {
-            join_phases(&d->planes, made + i * phase_sums_floats(&d->planes), plane);
+            join_phases(&d->planes, sums + i * phase_sums_floats(&d->planes), plane);
             store_plane(job, image * d->columns + task.channel + i, plane);
         }
     }

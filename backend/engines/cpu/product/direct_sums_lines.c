@@ -43,12 +43,12 @@ bool direct_can_sum_lines(const struct patches *x, const struct patches *dy) {
 
 /* Copies the part of a window that a plane contains: the window starts at a line and a position in it, either of which
    may be outside. */
-static void copy_window(const struct patches *from, const float *plane, int64_t line, int64_t place, float *to,
+static void copy_window(const struct patches *from, const float *plane, int64_t line, int64_t position, float *to,
                         int64_t lines, int64_t width) {
     int64_t first = max64(0, line), last = min64(line + lines, from->size[1]);
-    int64_t begin = max64(0, place), end = min64(place + width, from->size[2]);
+    int64_t begin = max64(0, position), end = min64(position + width, from->size[2]);
     for (int64_t i = first; i < last && begin < end; i++)
-        memcpy(to + (i - line) * width + begin - place, plane + i * from->stride[1] + begin,
+        memcpy(to + (i - line) * width + begin - position, plane + i * from->stride[1] + begin,
                (size_t)(end - begin) * sizeof(float));
 }
 
@@ -60,16 +60,16 @@ static void sum_planes(const struct task *task, const float *x, const float *dy,
     int64_t width = width_of_x(p);
     for (int64_t tap = 0; tap < d->segments; tap += DIRECT_PLANE_TAPS) {
         const float *pointers[DIRECT_PLANE_TAPS];
-        float found[DIRECT_PLANE_TAPS];
+        float products[DIRECT_PLANE_TAPS];
         for (int64_t i = 0, at[3]; i < DIRECT_PLANE_TAPS; i++) {
             patches_unravel(tap + i < d->segments ? tap + i : 0, p->taps, at);
             int64_t line = p->offset[1] + at[1] * p->tap_step[1] - begin_of(p, 1);
             pointers[i] = x + line * width + p->offset[2] + at[2] * p->tap_step[2] - begin_of(p, 2);
         }
-        direct_kernel(0)->sum_planes(p->positions[1], width_of_dy(p), pointers, p->step[1] * width, dy, found);
+        direct_kernel(0)->sum_planes(p->positions[1], width_of_dy(p), pointers, p->step[1] * width, dy, products);
         for (int64_t i = 0; i < DIRECT_PLANE_TAPS && tap + i < d->segments; i++) {
             float *to = sums + (tap + i) * d->columns;
-            *to = is_first ? found[i] : *to + found[i];
+            *to = is_first ? products[i] : *to + products[i];
         }
     }
 }

@@ -51,31 +51,31 @@ bool reductions_support(const struct node *node) {
 }
 
 /* Returns the type of the sums, and in *kept (never NULL) an output, whose dims determine the span. */
-static int32_t math_of(const struct node *node, const struct tensor **kept) {
+static int32_t math_of(const struct node *node, const struct tensor **output) {
     const struct op *op = op_of(node->op);
     if (op == &reduction_op) {
-        *kept = ((const struct reduction_op *)node->op)->y;
+        *output = ((const struct reduction_op *)node->op)->y;
         return (int32_t)reduction_math((const struct reduction_op *)node->op);
     }
     if (op == &genstats_op) {
-        *kept = ((const struct genstats_op *)node->op)->sum;
+        *output = ((const struct genstats_op *)node->op)->sum;
         return ((const struct genstats_op *)node->op)->math;
     }
-    *kept = ((const struct bn_bwd_weights_op *)node->op)->mean;
+    *output = ((const struct bn_bwd_weights_op *)node->op)->mean;
     return ((const struct bn_bwd_weights_op *)node->op)->math;
 }
 
 /* Only whole columns, whole rows or everything can be reduced; tiles support no other lines. */
-static weftStatus_t refuse_dims(const struct node *node, const struct tensor *kept) {
+static weftStatus_t refuse_dims(const struct node *node, const struct tensor *output) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
          "%s: reduces to %s; tiles reduce whole columns, whole rows, or the whole result of a product.",
-         descriptor_label(node->op), tensor_dims_text(kept));
+         descriptor_label(node->op), tensor_dims_text(output));
 }
 
 /* True if all modes of an index are kept, false if all are reduced; an index of extent 1 counts as reduced. Fails if
    only some are kept. */
-static weftStatus_t find_kept(const struct contraction *c, const struct node *node, const struct tensor *kept,
-                              enum index index, bool *is_kept) {
+static weftStatus_t find_is_kept(const struct contraction *c, const struct node *node, const struct tensor *output,
+                                 enum index index, bool *is_kept) {
     const struct tensor *result = c->region->graph->values[c->result].tensor;
     /* Number of kept modes with more than one element, and of all such modes. */
     int kept_count = 0, count = 0;
@@ -83,13 +83,13 @@ static weftStatus_t find_kept(const struct contraction *c, const struct node *no
         int dim = c->modes[index].at[d].dim;
         if (c->modes[index].at[d].extent == 1)
             continue;
-        if (kept->dims.at[dim] != 1 && kept->dims.at[dim] != result->dims.at[dim])
-            return refuse_dims(node, kept);
-        kept_count += kept->dims.at[dim] != 1;
+        if (output->dims.at[dim] != 1 && output->dims.at[dim] != result->dims.at[dim])
+            return refuse_dims(node, output);
+        kept_count += output->dims.at[dim] != 1;
         count++;
     }
     if (kept_count && kept_count < count)
-        return refuse_dims(node, kept);
+        return refuse_dims(node, output);
     *is_kept = kept_count > 0;
     return WEFT_STATUS_SUCCESS;
 }
@@ -99,9 +99,9 @@ static weftStatus_t find_kept(const struct contraction *c, const struct node *no
    belong to each entry or to all of them. */
 weftStatus_t reductions_add(struct contraction *c, const struct node *node) {
     struct epilogue *epilogue = &c->epilogue;
-    const struct tensor *kept, *result = c->region->graph->values[c->result].tensor;
+    const struct tensor *output, *result = c->region->graph->values[c->result].tensor;
     const struct op *op = op_of(node->op);
-    int32_t math = math_of(node, &kept), mode = WEFT_REDUCE_TENSOR_ADD;
+    int32_t math = math_of(node, &output), mode = WEFT_REDUCE_TENSOR_ADD;
     bool kept_indices[K];
     if (op == &reduction_op)
         mode = ((const struct reduction_op *)node->op)->parameters->mode;
@@ -109,26 +109,26 @@ weftStatus_t reductions_add(struct contraction *c, const struct node *node) {
         mode < 0 || mode >= OPERATORS || !operators[mode].combine)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: tiles reduce in float, by the built-in operators.",
              descriptor_label(node->op));
-    if (kept->dims.count != result->dims.count)
-        return refuse_dims(node, kept);
+    if (output->dims.count != result->dims.count)
+        return refuse_dims(node, output);
     for (int index = BATCH; index < K; index++)
-        TRY(find_kept(c, node, kept, (enum index)index, &kept_indices[index]));
+        TRY(find_is_kept(c, node, output, (enum index)index, &kept_indices[index]));
     /* Either nothing would be reduced, or each batch entry to one number, which is not a span. */
     if ((kept_indices[ROW] && kept_indices[COLUMN]) ||
         (kept_indices[BATCH] && !kept_indices[ROW] && !kept_indices[COLUMN]))
-        return refuse_dims(node, kept);
+        return refuse_dims(node, output);
     /* The kept index determines the span. */
     enum span span = kept_indices[COLUMN] ? SPAN_COLUMN : kept_indices[ROW] ? SPAN_ROW : SPAN_ALL;
     struct reduced_span *reduced = &epilogue->spans[span];
     if (reduced->count > 0 && reduced->keeps_batch != kept_indices[BATCH])
-        return refuse_dims(node, kept);
+        return refuse_dims(node, output);
     if (epilogue->reduction_count == REDUCTIONS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d reductions after the product.",
              descriptor_label(node->op), REDUCTIONS_MAX);
     epilogue->reductions[epilogue->reduction_count++] = (struct fused_reduction){node, span, reduced->count, mode};
     reduced->keeps_batch = kept_indices[BATCH];
     /* Number of elements per total, for means. */
-    reduced->elements = tensor_elements(kept) ? tensor_elements(result) / tensor_elements(kept) : 0;
+    reduced->elements = tensor_elements(output) ? tensor_elements(result) / tensor_elements(output) : 0;
     reduced->count += op == &reduction_op ? 1 : 2;
     return WEFT_STATUS_SUCCESS;
 }
