@@ -3,6 +3,7 @@
    each by its own kernels, which sum in a fixed order. */
 #include "base/number.h"
 #include "engines/cuda/attention/attention.h"
+#include "engines/cuda/attention/backward_geometry.h"
 
 #include <stdio.h>
 
@@ -43,19 +44,22 @@ static int64_t columns_in_smem(const struct pass *p, const struct attention_dept
     return p->is_sliced ? depth->chunk : depth->padded;
 }
 
-/* Resident rows stay, streamed tiles use stages, with lse and delta if queries are streamed. A pass for a bias also
-   holds a tile of sums, whose rows are padded by one element against bank conflicts. */
 static int64_t shared_bytes(const struct cuda_attention *c, const struct pass *p, const struct attention_tile *t) {
-    int64_t bytes = c->arithmetic->bytes, sum = c->arithmetic->sum_bytes, pad = 16 / bytes;
-    int64_t rows = t->warps * t->m_tiles * 16;
-    int64_t depth = columns_in_smem(p, &p->depth) + pad, value_depth = columns_in_smem(p, &p->value_depth) + pad;
-    int64_t streamed = t->columns * (depth + value_depth) * bytes + (p->kv_resident ? 2 * t->columns * sum : 32);
-    int64_t slice = p->is_sliced ? t->columns * max64(depth, value_depth) : pad;
-    int64_t resident = (rows * depth + (p->has_dqk ? rows * value_depth : pad) + slice) * bytes;
-    if (p->is_bias)
-        return streamed + resident + rows * (t->columns + 1) * sum;
-    int64_t p_elements = c->arithmetic->is_mma ? pad : rows * (t->columns + pad);
-    return t->stages * streamed + resident + p_elements * bytes + t->stages * t->columns * 4;
+    struct backward_shape shape = {
+        .element = c->arithmetic->bytes,
+        .sum = c->arithmetic->sum_bytes,
+        .needs_scratch = !c->arithmetic->is_mma,
+        .kv_resident = p->kv_resident,
+        .has_dqk = p->has_dqk,
+        .is_sliced = p->is_sliced,
+        .rows = t->warps * t->m_tiles * 16,
+        .columns = t->columns,
+        .stages = t->stages,
+        .depth = columns_in_smem(p, &p->depth),
+        .value_depth = columns_in_smem(p, &p->value_depth),
+    };
+    struct backward_memory memory = backward_memory_of(shape);
+    return p->is_bias ? memory.bias_bytes : memory.bytes;
 }
 
 /* True for a FLOAT result of 16-bit MMAs: its operands have two parts, the second of which is the rounding error of the

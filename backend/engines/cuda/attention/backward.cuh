@@ -31,10 +31,11 @@ static_assert(DEPTH % DQK == 0 && (!HAS_DV || VALUE_DEPTH % DV == 0), "a block c
 struct alignas(16) memory {
     streamed_tile stages[STAGES];
     resident_tile resident;
-    staged_t p[tiles::NEEDS_SCRATCH ? ROWS * (COLUMNS + PAD) : PAD];
+    staged_t p[MEMORY.p];
     int non_finite[STAGES][COLUMNS];
 };
-static_assert(sizeof(memory) == SHARED_BYTES, "must agree with the host");
+static_assert(sizeof(memory) == MEMORY.bytes && MEMORY.bytes == SHARED_BYTES,
+              "the host computed it from the same constants");
 
 struct position {
     i64 batch, resident_head;

@@ -13,14 +13,13 @@
 #include "attention/scores.cuh"
 #include "attention/gradient.cuh"
 
-constexpr int SUM_PITCH = COLUMNS + 1;
-
 struct alignas(16) memory {
     streamed_tile other;
     resident_tile resident;
-    sum_t sums[ROWS * SUM_PITCH];
+    sum_t sums[ROWS * MEMORY.sum_pitch];
 };
-static_assert(sizeof(memory) == SHARED_BYTES, "must agree with the host");
+static_assert(sizeof(memory) == MEMORY.bias_bytes && MEMORY.bias_bytes == SHARED_BYTES,
+              "the host computed it from the same constants");
 
 /* Coordinates of a tile in dBias; 0 along extents of 1. */
 struct position {
@@ -103,7 +102,7 @@ template <class P> DEVICE void store_tile(const P &a, const position &at, memory
         sum_t sum = 0;
         for (int r = row; r < (ONE_QUERY ? ROWS : row + 1); r++)
             for (int c = column; c < (ONE_KEY ? COLUMNS : column + 1); c++)
-                sum += shared.sums[r * SUM_PITCH + c];
+                sum += shared.sums[r * MEMORY.sum_pitch + c];
         a.dbias[at.batch * a.dbias_batch + at.head * a.dbias_head + (at.query + row) * a.dbias_query +
                 (at.key + column) * a.dbias_key] = from<dbias_t>::number(sum);
     }
@@ -128,7 +127,8 @@ template <class P> DEVICE void compute_bias(const P &a, memory &shared) {
         for (int j = 0; j < N; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                shared.sums[(warp_first + 16 * m + lane() / 4 + e / 2 * 8) * SUM_PITCH + score_column(j) + e % 2] =
+                shared
+                    .sums[(warp_first + 16 * m + lane() / 4 + e / 2 * 8) * MEMORY.sum_pitch + score_column(j) + e % 2] =
                     sums[m][j][e];
     __syncthreads();
     store_tile(a, at, shared);

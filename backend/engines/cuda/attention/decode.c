@@ -3,15 +3,14 @@
    a key head are one tile, and several CTAs split the keys. The portable family handles what is declined here. */
 #include "base/number.h"
 #include "engines/cuda/attention/attention.h"
+#include "engines/cuda/attention/decode_geometry.h"
 #include "engines/cuda/families.h"
 
 #include <math.h>
 
-/* Limits: queries per head, columns of a head, CTAs that split the keys, rows of a tile, bytes of an access. */
-enum { QUERIES_MAX = 64, DEPTH_MAX = 256, SPLITS_MAX = 128, ROWS_MAX = 64, RUN_BYTES = 16 };
-/* Keys per slice; key heads per CTA; portable cluster size; bytes per row of a TMA box; alignment of a swizzled
-   slice. */
-enum { KEYS = 16, HEADS_MAX = 4, CLUSTER_MAX = 8, BOX_BYTES = 128, SLICE_ALIGNMENT = 1024 };
+/* Limits: queries per head, columns of a head, CTAs that split the keys, rows of a tile, key heads per CTA, portable
+   cluster size. */
+enum { QUERIES_MAX = 64, DEPTH_MAX = 256, SPLITS_MAX = 128, ROWS_MAX = 64, HEADS_MAX = 4, CLUSTER_MAX = 8 };
 
 /* A CTA has 16 row_warps rows. key_groups: warp groups that process slices of keys in turn, each with `stages` slices
    in shared memory. Their sums are combined in shared memory at the end. */
@@ -81,27 +80,29 @@ static int stages_of(const struct decode *d, const struct decode_tile *t) {
     return key_bytes(d) == 1 ? 2 * t->stages : t->stages;
 }
 
-/* Rows copied by threads are padded by 16 bytes against bank conflicts; TMA boxes are swizzled instead. */
-static int64_t row_bytes(const struct decode *d, int64_t columns) {
-    int64_t bytes = columns * key_bytes(d);
-    return d->uses_tma ? round_up(bytes, BOX_BYTES) : bytes + RUN_BYTES;
+/* The memory of a CTA of `heads` key heads. */
+static struct decode_memory memory_of(const struct decode *d, const struct decode_tile *t, int64_t heads) {
+    struct decode_shape shape = {
+        .element = (int)key_bytes(d),
+        .uses_tma = d->uses_tma,
+        .has_row_scales = has_row_scales(d),
+        .rows = tile_rows(t),
+        .heads = (int)heads,
+        .key_groups = t->key_groups,
+        .stages = stages_of(d, t),
+        .depth = d->depth.padded,
+        .values = d->value_depth.padded,
+    };
+    return decode_memory_of(shape);
+}
+
+static int64_t shared_bytes(const struct decode *d, const struct decode_tile *t, int64_t heads) {
+    return memory_of(d, t, heads).bytes;
 }
 
 /* Keys and values together. */
-static int64_t slice_bytes(const struct decode *d) {
-    int64_t bytes = KEYS * (row_bytes(d, d->depth.padded) + row_bytes(d, d->value_depth.padded));
-    return d->uses_tma ? round_up(bytes, SLICE_ALIGNMENT) : bytes;
-}
-
-/* The groups' sums are exchanged after the stages are no longer needed, so they share memory. In addition, each slice
-   has the scales of its rows, flags of values that are not finite, and a barrier. */
-static int64_t shared_bytes(const struct decode *d, const struct decode_tile *t, int64_t heads) {
-    int64_t depth = d->depth.padded + 8, values = d->value_depth.padded + 8, rows = tile_rows(t);
-    int64_t slices = (int64_t)t->key_groups * stages_of(d, t);
-    int64_t rings = slices * slice_bytes(d) + heads * rows * depth * 2;
-    int64_t sums = t->key_groups * rows * (values + 2) * 4;
-    int64_t extra = slices * ((has_row_scales(d) ? KEYS * 8 : 16) + KEYS * 4 + 8);
-    return round_up(round_up(max64(rings, sums), SLICE_ALIGNMENT) + extra, SLICE_ALIGNMENT);
+static int64_t slice_bytes(const struct decode *d, const struct decode_tile *t) {
+    return memory_of(d, t, 1).slice_bytes;
 }
 
 /* If the rows fill half a tile or less, a smaller tile is used. */
@@ -171,7 +172,8 @@ struct division {
 static double reading_rate(const struct decode *d, const struct division *w, int64_t ctas) {
     const struct cuda_properties *cuda = &d->c->device->cuda;
     int64_t busy = ctas < cuda->multiprocessors ? ctas : cuda->multiprocessors;
-    double bytes = (double)(ctas * w->tile->key_groups) * (double)slice_bytes(d), ahead = stages_of(d, w->tile) - 1;
+    double bytes = (double)(ctas * w->tile->key_groups) * (double)slice_bytes(d, w->tile),
+           ahead = stages_of(d, w->tile) - 1;
     double waiting = SLICE_SECONDS / ahead, multiplying = MULTIPLY_SECONDS * w->tile->row_warps;
     bool is_large = split_of(d, w->splits) == SPLIT_CLUSTER && w->splits >= LARGE_CLUSTER;
     double memory = (double)cuda->bandwidth * MEMORY_EFFICIENCY * (is_large ? CLUSTER_RATE : 1);
@@ -185,7 +187,7 @@ static double reading_rate(const struct decode *d, const struct division *w, int
 /* Predicted seconds: full waves, a possibly smaller last one, and combining the splits. */
 static double seconds_of(const struct decode *d, const struct division *w) {
     int64_t whole = w->ctas / w->slots, rest = w->ctas % w->slots, waves = whole + (rest > 0);
-    double bytes = (double)w->slices * (double)slice_bytes(d);
+    double bytes = (double)w->slices * (double)slice_bytes(d, w->tile);
     double seconds = (double)(waves - 1) * (key_bytes(d) == 1 ? BYTE_WAVE_SECONDS : WAVE_SECONDS);
     if (whole)
         seconds += (double)(whole * w->slots) * bytes / reading_rate(d, w, w->slots);
@@ -425,7 +427,6 @@ static void emit_tile(struct kernel_source *source, const struct decode *d) {
     emit_constant(source, "ROW_WARPS", d->tile->row_warps);
     emit_constant(source, "KEY_GROUPS", d->tile->key_groups);
     emit_constant(source, "HEADS", d->heads);
-    emit_constant(source, "KEYS", KEYS);
     emit_constant(source, "STAGES", stages_of(d, d->tile));
     emit_constant(source, "USES_TMA", d->uses_tma);
     emit_constant(source, "SPLIT", split_of(d, d->splits));

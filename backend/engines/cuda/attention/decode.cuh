@@ -20,6 +20,7 @@
 
 constexpr bool KV_RESIDENT = false;
 
+#include "engines/cuda/attention/decode_geometry.h"
 #include "core/async.cuh"
 #include "core/dependent_launch.cuh"
 #include "core/mma.cuh"
@@ -40,30 +41,34 @@ static_assert(sizeof(k_t) == sizeof(v_t) && (IS_BYTES || (same<k_t, staged_t>::v
               "keys and values are multiplied without conversion, or both have 8 bits");
 constexpr bool IS_CLUSTER = SPLIT == 1, IS_SPLIT = SPLIT == 2; /* IS_SPLIT: sums are stored in the workspace */
 
+constexpr decode_memory MEMORY = decode_memory_of(
+    decode_shape{sizeof(k_t), USES_TMA, HAS_ROW_SCALES, ROWS, HEADS, KEY_GROUPS, STAGES, DEPTH, VALUES});
+
 using key_rows = slice_rows<k_t, DEPTH>;
 using value_rows = slice_rows<v_t, VALUES>;
 
-struct alignas(USES_TMA ? 1024 : 16) slice {
-    k_t k[key_rows::SIZE / sizeof(k_t)];   // [KEYS, DEPTH]
-    v_t v[value_rows::SIZE / sizeof(v_t)]; // [KEYS, VALUES]
+struct alignas(USES_TMA ? SLICE_ALIGNMENT : 16) slice {
+    k_t k[MEMORY.k_bytes / sizeof(k_t)]; // [KEYS, DEPTH]
+    v_t v[MEMORY.v_bytes / sizeof(v_t)]; // [KEYS, VALUES]
 };
 struct alignas(16) partial_sums {
-    float o[ROWS][VALUES + PAD];
+    float o[ROWS][VALUES + ROW_PAD];
     float row_max[ROWS], sum[ROWS];
 };
 struct memory {
     union {
         struct {
             slice slices[KEY_GROUPS][STAGES];
-            staged_t q[HEADS][ROWS * (DEPTH + PAD)]; // [HEADS, ROWS, DEPTH]
+            staged_t q[HEADS][MEMORY.q]; // [HEADS, ROWS, DEPTH]
         };
         partial_sums sums[KEY_GROUPS];
     };
-    alignas(16) float scales[KEY_GROUPS][STAGES][HAS_ROW_SCALES ? 2 * KEYS : 4]; // of keys, then of values
+    alignas(16) float scales[KEY_GROUPS][STAGES][MEMORY.scales]; // of keys, then of values
     int non_finite[KEY_GROUPS][STAGES][KEYS];
     u64 arrived[KEY_GROUPS][STAGES];
 };
-static_assert(sizeof(memory) <= SHARED_BYTES, "must agree with the host");
+static_assert(sizeof(slice) == MEMORY.slice_bytes && sizeof(memory) <= MEMORY.bytes && MEMORY.bytes == SHARED_BYTES,
+              "the host computed it from the same constants");
 
 using q_loader = tile_loader<ROWS, DEPTH, Q_RUN, q_t>;
 

@@ -2,6 +2,7 @@
 /* sdpa_fwd on CUDA: tile selection, packing of shared heads, key splits, and kernels. */
 #include "base/number.h"
 #include "engines/cuda/attention/attention.h"
+#include "engines/cuda/attention/forward_geometry.h"
 
 #include <stdio.h>
 
@@ -38,13 +39,17 @@ struct forward {
 /* Queries of a block: 16 m_tiles per warp. */
 static int64_t tile_rows(const struct attention_tile *t) { return t->warps * t->m_tiles * 16; }
 
-/* Rows are padded by 16 bytes, so that adjacent rows use different banks. P passes through shared memory only with
-   FMAs. The last term holds, for each key of a stage, whether its values are not finite. */
 static int64_t shared_bytes(const struct cuda_attention *c, const struct attention_tile *t, const struct forward *f) {
-    int64_t bytes = c->arithmetic->bytes, pad = 16 / bytes, rows = tile_rows(t);
-    int64_t stage = t->columns * (f->depth.chunk + pad + f->value_depth.chunk + pad);
-    int64_t p_elements = c->arithmetic->is_mma ? pad : rows * (t->columns + pad);
-    return (t->stages * stage + rows * (f->depth.chunk + pad) + p_elements) * bytes + t->stages * t->columns * 4;
+    struct forward_shape shape = {
+        .element = c->arithmetic->bytes,
+        .needs_scratch = !c->arithmetic->is_mma,
+        .rows = (int)tile_rows(t),
+        .keys = t->columns,
+        .stages = t->stages,
+        .depth = f->depth.chunk,
+        .values = f->value_depth.chunk,
+    };
+    return forward_memory_of(shape).bytes;
 }
 
 /* is_sliced: queries and keys may be loaded in slices. An unsliced tile that leaves room for only one warp would always

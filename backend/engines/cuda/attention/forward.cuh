@@ -18,6 +18,7 @@
 
 constexpr bool KV_RESIDENT = false;
 
+#include "engines/cuda/attention/forward_geometry.h"
 #include "core/async.cuh"
 #include "core/mma.cuh"
 #include "core/philox.cuh"
@@ -33,17 +34,21 @@ constexpr int ROWS = WARPS * M_TILES * 16, N = KEYS / 8;
 static_assert(KEYS % (tiles::NEEDS_SCRATCH ? 8 : 16) == 0 && DEPTH % 16 == 0 && VALUES % 16 == 0,
               "MMAs need multiples of 16 rows of the other side, FMAs of 8");
 
+constexpr forward_memory MEMORY =
+    forward_memory_of(forward_shape{sizeof(staged_t), tiles::NEEDS_SCRATCH, ROWS, KEYS, STAGES, DEPTH, VALUES});
+
 struct alignas(16) stage {
-    staged_t k[KEYS * (DEPTH + PAD)];  // [KEYS, DEPTH]
-    staged_t v[KEYS * (VALUES + PAD)]; // [KEYS, VALUES]
+    staged_t k[MEMORY.k]; // [KEYS, DEPTH]
+    staged_t v[MEMORY.v]; // [KEYS, VALUES]
 };
 struct alignas(16) memory {
     stage stages[STAGES];
-    staged_t q[ROWS * (DEPTH + PAD)]; // [ROWS, DEPTH]
-    staged_t p[tiles::NEEDS_SCRATCH ? ROWS * (KEYS + PAD) : PAD];
+    staged_t q[MEMORY.q]; // [ROWS, DEPTH]
+    staged_t p[MEMORY.p];
     int non_finite[STAGES][KEYS];
 };
-static_assert(sizeof(memory) == SHARED_BYTES, "must agree with the host");
+static_assert(sizeof(memory) == MEMORY.bytes && MEMORY.bytes == SHARED_BYTES,
+              "the host computed it from the same constants");
 
 using q_loader = tile_loader<ROWS, DEPTH, Q_RUN, q_t>;
 using k_loader = tile_loader<KEYS, DEPTH, K_RUN, k_t>;

@@ -6,24 +6,26 @@
    Copies    HAS_Q_T, HAS_K_T, HAS_D_O_T: an operand is given a second time for the matmuls of gradients, with block
              scales along the sequence. Requires IS_SLICED, because there is no room for whole tiles of both copies */
 
+#include "engines/cuda/attention/backward_geometry.h"
 #include "attention/element_scales.cuh"
 
 constexpr int ROWS = WARPS * M_TILES * 16, N = COLUMNS / 8, KEEP_WORDS = (N + 7) / 8;
 static_assert(COLUMNS % (tiles::NEEDS_SCRATCH ? 8 : 16) == 0 && DEPTH % 16 == 0 && VALUE_DEPTH % 16 == 0,
               "MMAs need multiples of 16 rows of the other side, FMAs of 8");
 
+constexpr backward_memory MEMORY =
+    backward_memory_of(backward_shape{sizeof(staged_t), sizeof(sum_t), tiles::NEEDS_SCRATCH, KV_RESIDENT, HAS_DQK,
+                                      IS_SLICED, ROWS, COLUMNS, STAGES, DEPTH, VALUE_DEPTH});
+
 struct alignas(16) streamed_tile {
-    staged_t qk[COLUMNS * (DEPTH + PAD)];
-    staged_t vdo[COLUMNS * (VALUE_DEPTH + PAD)];
-    sum_t shifts[KV_RESIDENT ? COLUMNS : 16 / sizeof(sum_t)],
-        dots[KV_RESIDENT ? COLUMNS : 16 / sizeof(sum_t)]; /* one per query */
+    staged_t qk[MEMORY.streamed_qk];
+    staged_t vdo[MEMORY.streamed_vdo];
+    sum_t shifts[MEMORY.statistics], dots[MEMORY.statistics]; /* one per query */
 };
 struct alignas(16) resident_tile {
-    staged_t qk[ROWS * (DEPTH + PAD)];
-    staged_t vdo[HAS_DQK ? ROWS * (VALUE_DEPTH + PAD) : PAD];
-    staged_t
-        slice[IS_SLICED ? COLUMNS * ((DEPTH > VALUE_DEPTH ? DEPTH : VALUE_DEPTH) + PAD) : PAD]; /* slice of the streamed
-                                                                                                   side */
+    staged_t qk[MEMORY.resident_qk];
+    staged_t vdo[MEMORY.resident_vdo];
+    staged_t slice[MEMORY.slice]; /* of the streamed side */
 };
 
 /* ---- Loading ---- */

@@ -12,8 +12,8 @@
 /* ---- Location of rows ---- */
 
 template <class T, int WIDTH> struct slice_rows {
-    static constexpr int BYTES = WIDTH * (int)sizeof(T), PITCH = USES_TMA ? 128 : BYTES + 16;
-    static constexpr int PANEL = KEYS * PITCH, PANELS = USES_TMA ? (BYTES + 127) / 128 : 1, SIZE = PANEL * PANELS;
+    static constexpr int BYTES = WIDTH * (int)sizeof(T), SIZE = KEYS * (int)decode_row_bytes(BYTES, USES_TMA);
+    static constexpr int PITCH = USES_TMA ? BOX_BYTES : SIZE / KEYS, PANEL = KEYS * PITCH, PANELS = SIZE / PANEL;
     static constexpr int RUN = 16 / (int)sizeof(T), ACROSS = USES_TMA ? PITCH / 16 : BYTES / 16;
     static constexpr int RUNS = KEYS * ACROSS * PANELS; /* 16-byte chunks, without the padding */
     const char *row;

@@ -153,7 +153,7 @@ void cuda_release(struct step *step);
 
 /* ---- Device files ------------------------------------------------------------------------------------------------ */
 
-enum { DEVICE_FILES_MAX = 192 };
+enum { DEVICE_FILES_MAX = 256 };
 
 /* All device files, by the paths under which they include each other. */
 const struct program_header *device_files(int *count);

@@ -7,18 +7,14 @@
    dP and dQ from the FP8 operands, though. MXFP8 (block scales) is converted to bf16. It has two copies of each
    operand, one for S and dP, one for the gradients, and each gradient has its own pass. */
 #include "base/number.h"
+#include "engines/cuda/attention/hopper/backward_geometry.h"
 #include "engines/cuda/attention/hopper/hopper.h"
 
 enum {
-    BLOCK_RESIDENT = 128,
-    DS_STAGES = 2,
-    THREADS = 384,
+    THREADS = 3 * WARPGROUP,
     ROWS_THREADS = 256,
     SINK_THREADS = 256,
     SUMS_THREADS = 128,
-    BYTE_ROW = 128, /* bytes of an FP8 row, as S and dP read it */
-    PART_ROWS = 64, /* rows and columns of a part of dQ */
-    PART_BYTES = PART_ROWS * PART_ROWS * 4,
     BLOCKS_PER_SET = 128, /* about one per SM */
     HEADS_PER_PART =
         4, /* of those that share a key head: with more, CTAs of unequal length drift out of step, and the sums do not
@@ -240,21 +236,28 @@ static bool has_tma_bias(const struct backward *b, const struct backward_tile *t
     return t->grads == GRADS_ALL && !b->is_fp8 && attention_hopper_has_tma_bias(b->c);
 }
 
-/* Must agree with backward_sm90.cuh. */
-static int64_t shared_bytes(const struct backward *b, const struct backward_tile *t) {
-    int64_t first = 2 * t->head, second = 2 * t->value_head; /* bytes per row */
-    int64_t resident = b->has_fp8_mma ? 2 * BYTE_ROW + t->head : first + (kinds[t->grads].has_dqk ? second : 0);
-    int64_t statistics = kinds[t->grads].kv_resident ? 2 * t->block_streamed * 4 : 0;
-    int64_t barriers =
-        8 * (3 + 2 * t->stages + 2 * t->vdo_stages + 2 * DS_STAGES + (has_tma_bias(b, t) ? 2 : b->has_fp8_mma));
-    int64_t parts_staged = t->block_streamed > 64 || has_tma_bias(b, t) || b->has_fp8_mma ? 1 : 2;
-    int64_t sums =
-        DS_STAGES * BLOCK_RESIDENT * t->block_streamed * (b->has_fp8_mma ? 1 : 2) + parts_staged * PART_BYTES;
-    int64_t bias = has_tma_bias(b, t) ? BLOCK_RESIDENT * t->block_streamed * 2 : 0;
-    int64_t passes = b->has_fp8_mma ? BYTE_ROW + first : loads_twice(b, t) ? 2 * first : first;
-    second += b->has_fp8_mma ? BYTE_ROW : 0;
-    return BLOCK_RESIDENT * resident + t->stages * (t->block_streamed * passes + statistics) +
-           t->vdo_stages * t->block_streamed * second + (t->grads == GRADS_ALL ? sums : 0) + bias + barriers;
+/* The variant of the kernel for a tile, except for members that do not change its memory; see emit_config. */
+static struct backward_config config_of(const struct backward *b, const struct backward_tile *t) {
+    return (struct backward_config){
+        .kv_resident = kinds[t->grads].kv_resident,
+        .has_dqk = kinds[t->grads].has_dqk,
+        .has_dv = kinds[t->grads].has_dv,
+        .reduces_dq = b->reduces_dq,
+        .has_fp8_mma = b->has_fp8_mma,
+        .loads_twice = loads_twice(b, t),
+        .has_tma_bias = has_tma_bias(b, t),
+        .head = t->head,
+        .value_head = t->value_head,
+        .block_streamed = t->block_streamed,
+        .stages = t->stages,
+        .vdo_stages = t->vdo_stages,
+        .consumer_registers = t->consumer_registers,
+        .producer_registers = t->producer_registers,
+    };
+}
+
+static unsigned shared_bytes(const struct backward *b, const struct backward_tile *t) {
+    return backward_memory_of(config_of(b, t)).bytes;
 }
 
 /* If queries fill only half of a step, the tile with steps half as long is used. */
@@ -499,9 +502,6 @@ static void emit_shared(struct kernel_source *source, const struct backward *b) 
     attention_hopper_emit_scores(source, b->c);
     emit_type(source, "in_t", b->type);
     emit_constant(source, "IS_BF16", b->type == WEFT_DATA_BFLOAT16);
-    emit_constant(source, "HEAD", b->head);
-    emit_constant(source, "VALUE_HEAD", b->value_head);
-    emit_constant(source, "BLOCK_Q", b->block_q);
     emit_scratch(source, "float", 0, "statistics");
     if (needs_dq_sums(b))
         emit_scratch(source, "float", statistics_bytes(b), "dq_sum");
@@ -540,6 +540,9 @@ static weftStatus_t build_rows(const struct backward *b, struct cuda_kernel *ker
     text_add(&source.constants, "#include \"core/ptx_sm90.cuh\"\n");
     emit_shared(&source, b);
     emit_fp8(&source, b, false);
+    emit_constant(&source, "HEAD", b->head);
+    emit_constant(&source, "VALUE_HEAD", b->value_head);
+    emit_constant(&source, "BLOCK_Q", b->block_q);
     emit_constant(&source, "REDUCES_DQ", needs_dq_sums(b));
     emit_keep_probability(&source, b);
     emit_constant(&source, "THREADS", ROWS_THREADS);
@@ -697,11 +700,9 @@ static void emit_maps(struct kernel_source *source, const struct backward *b, co
                         : b->op->k_t,
          t->block_streamed, "dqk_operand_map", "dqk_operand"},
     };
-    bool skips_unused_tiles = true;
     is_absent[4] = !kinds[t->grads].has_dqk || has_parts || b->is_fp8;
     is_absent[5] = !kinds[t->grads].has_dv || has_parts || b->is_fp8;
     is_absent[6] = !loads_twice(b, t);
-    emit_constant(source, "LOADS_TWICE", loads_twice(b, t));
     for (int i = 0; i < BOXES; i++)
         if (!is_absent[i])
             attention_hopper_emit_map(source, i < GRADIENTS && b->has_fp8_mma ? b->given : c, boxes[i].tensor,
@@ -712,7 +713,6 @@ static void emit_maps(struct kernel_source *source, const struct backward *b, co
     }
     if (b->stores_dq)
         attention_hopper_emit_map(source, c, b->op->dq, PART_ROWS, "dq_map");
-    emit_constant(source, "HAS_TMA_BIAS", has_tma_bias(b, t));
     if (has_tma_bias(b, t))
         attention_hopper_emit_map(source, c, c->a->bias, t->block_streamed, "bias_map");
     for (int i = 0; i < BOXES; i++)
@@ -721,9 +721,6 @@ static void emit_maps(struct kernel_source *source, const struct backward *b, co
     for (int i = 4; i < 6; i++)
         if (is_absent[i])
             emit_constant(source, i == 4 ? "DQK_IS_RAGGED" : "DV_IS_RAGGED", 0);
-        else
-            skips_unused_tiles = skips_unused_tiles && boxes[i].tensor->ragged_offset;
-    emit_constant(source, "SKIPS_UNUSED_TILES", skips_unused_tiles && !b->is_fp8);
 }
 
 /* Type of an operand of S, dP and dQ. */
@@ -755,17 +752,31 @@ static void emit_mmas(struct text *code, const struct backward *b, const struct 
         attention_hopper_emit_mma(code, &products[i]);
 }
 
-static void emit_tile(struct kernel_source *source, const struct backward *b, const struct backward_tile *t) {
-    emit_constant(source, "KV_RESIDENT", kinds[t->grads].kv_resident);
-    emit_constant(source, "HAS_DQK", kinds[t->grads].has_dqk);
-    emit_constant(source, "HAS_DV", kinds[t->grads].has_dv);
-    emit_constant(source, "BLOCK_RESIDENT", BLOCK_RESIDENT);
-    emit_constant(source, "BLOCK_STREAMED", t->block_streamed);
-    emit_constant(source, "STAGES", t->stages);
-    emit_constant(source, "VDO_STAGES", t->vdo_stages);
-    emit_constant(source, "CONSUMER_REGISTERS", t->consumer_registers);
-    emit_constant(source, "PRODUCER_REGISTERS", t->producer_registers);
-    emit_constant(source, "SHARED_BYTES", shared_bytes(b, t));
+/* True if the pass stores no rows past those in use. */
+static bool skips_unused_tiles(const struct backward *b, const struct backward_tile *t) {
+    const struct tensor *dqk = kinds[t->grads].kv_resident ? b->op->dk : b->op->dq;
+    if (b->is_fp8)
+        return false;
+    return part_count(b, t->grads) > 1 ||
+           ((!kinds[t->grads].has_dqk || dqk->ragged_offset) && (!kinds[t->grads].has_dv || b->op->dv->ragged_offset));
+}
+
+static void emit_config(struct kernel_source *source, const struct backward *b, const struct backward_tile *t) {
+    struct backward_config config = config_of(b, t);
+    config.kv_heads_differ = b->c->key_heads != b->c->value_heads;
+    config.stores_dq = b->stores_dq;
+    config.has_derivatives = b->has_derivatives;
+    config.has_factors = has_factors(b);
+    config.is_soft_cap = is_soft_cap(b);
+    config.has_parts = part_count(b, t->grads) > 1;
+    config.skips_unused_tiles = skips_unused_tiles(b, t);
+    config.block_q = b->block_q;
+    text_add(&source->constants, "#include \"engines/cuda/attention/hopper/backward_geometry.h\"\n"
+                                 "inline constexpr backward_config CONFIG = {\n");
+#define MEMBER(name) text_add(&source->constants, "    %d, /* " #name " */\n", config.name);
+    BACKWARD_CONFIG(MEMBER)
+#undef MEMBER
+    text_add(&source->constants, "};\n");
 }
 
 /* The tensor, or NULL if it is not requested or another pass computes it. */
@@ -800,7 +811,6 @@ static int64_t heads_per_set(const struct cuda_attention *c, int64_t resident_bl
 /* Emits how a CTA with resident keys finds its query heads, and where its partial gradients are stored. */
 static void emit_parts(struct kernel_source *source, const struct backward *b, const struct backward_tile *t) {
     int64_t parts = part_count(b, t->grads);
-    emit_constant(source, "HAS_PARTS", parts > 1);
     if (parts == 1)
         return;
     emit_number(source, parts, "parts");
@@ -813,8 +823,6 @@ static void emit_parts(struct kernel_source *source, const struct backward *b, c
 
 /* Constant factors of all scores are multiplied into those of the kernel. */
 static void emit_factors(struct kernel_source *source, const struct backward *b) {
-    emit_constant(source, "HAS_FACTORS", has_factors(b));
-    emit_constant(source, "IS_SOFT_CAP", is_soft_cap(b));
     emit_derivative_factor(source, is_soft_cap(b));
     if (!has_factors(b))
         return;
@@ -833,12 +841,9 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     kernel_source_init(&source, c->region);
     emit_maps(&source, b, t);
     emit_shared(&source, b);
-    emit_tile(&source, b, t);
+    emit_config(&source, b, t);
     emit_fp8(&source, b, t == first_of_ds(b));
     emit_results(&source, b, t);
-    emit_constant(&source, "REDUCES_DQ", b->reduces_dq);
-    emit_constant(&source, "STORES_DQ", b->stores_dq);
-    emit_constant(&source, "HAS_DERIVATIVES", b->has_derivatives);
     attention_hopper_emit_terms(&source, c, is_rounded(c));
     attention_emit_modifier_gradient(&source, c);
     emit_factors(&source, b);
@@ -851,12 +856,11 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     emit_number(&source, resident_blocks, "resident_blocks");
     emit_number(&source, heads_per_set(c, resident_blocks), "heads_per_set");
     emit_parts(&source, b, t);
-    emit_constant(&source, "KV_HEADS_DIFFER", c->key_heads != c->value_heads);
     if (c->key_heads != c->value_heads)
         emit_number(&source, c->heads / (t->grads == GRADS_DV ? c->key_heads : c->value_heads), "other_group_size");
     emit_mmas(&source.code, b, t);
     TRY(kernel_finish(&source, kernel, "attention/hopper/backward_sm90.cuh", "attention_backward_sm90", arena));
-    kernel->shared_bytes = (uint32_t)shared_bytes(b, t);
+    kernel->shared_bytes = shared_bytes(b, t);
     return attention_grid(kernel, c, c->batches * outer * resident_blocks, THREADS / 32);
 }
 

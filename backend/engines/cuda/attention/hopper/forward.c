@@ -3,22 +3,14 @@
    dynamically. FP8 with block scales (MXFP8) is converted to bf16 first, and other FP8 to f16 if deep heads leave no
    registers for a bias. */
 #include "base/number.h"
+#include "engines/cuda/attention/hopper/forward_geometry.h"
 #include "engines/cuda/attention/hopper/hopper.h"
 #include "engines/cuda/families.h"
 
 enum {
-    WARPGROUP = 128,
-    GROUP_QUERIES = 64,
-    ROW_BYTES = 128, /* bytes of a row of a panel of 64 columns */
     DEPTH_MAX = 256,
-    TILES_IN_FLIGHT = 2,
-    TILE_BYTES = 32,
-    BIAS_ELEMENT_BYTES = 2,
     BIAS_STAGES_MAX = 2,
-    BARRIER_BYTES = 8,
     ONES = 8,            /* an MMA's columns are a multiple of this */
-    USED_BYTES = 16,     /* bytes of the number of keys in use of a stage's V */
-    SPILLED_BYTES = 2,   /* bytes per element of a spilled FP8 accumulator */
     CROWDED_DEPTH = 192, /* deepest V head of FP8 that leaves registers for a bias */
     DECODE_QUERIES = 16, /* with at most this number of queries, most of a tile is empty and one SM reads all keys */
     DECODE_KEYS = 256,
@@ -214,24 +206,24 @@ static weftStatus_t check_all(const struct cuda_attention *c) {
 
 /* Number of panels, whose rows have 128 bytes. */
 static int panels(int depth, const struct tensor *tensor) {
-    return (int)divide_up(dtype_bytes((weftDataType_t)tensor->type, depth), ROW_BYTES);
+    return (int)divide_up(dtype_bytes((weftDataType_t)tensor->type, depth), PANEL_ROW);
 }
 
-/* Shared memory: Q of each consumer, stages of K and V, O panels of 16 rows per warp, spilled FP8 sums, bias boxes,
-   scheduled tiles, barriers. Must agree with forward_sm90.cuh, which is given the number. */
-static int64_t shared_bytes(const struct forward *f) {
+static unsigned shared_bytes(const struct forward *f) {
     const struct forward_tile *t = f->tile;
-    int64_t q = (int64_t)panels(f->depth, as_read(f->c, f->c->a->q)) * ROW_BYTES * GROUP_QUERIES * t->groups;
-    int64_t k = (int64_t)panels(f->depth, as_read(f->c, f->c->a->k)) * ROW_BYTES * t->keys;
-    int64_t v = dtype_bytes((weftDataType_t)as_read(f->c, f->c->a->v)->type, round_up(f->value_depth, 64) * t->keys);
-    int64_t ones = (int64_t)f->ones * t->keys;
-    int64_t o = (int64_t)4 * t->groups * f->o_stages * 16 * ROW_BYTES;
-    int64_t stage = k + v + ones + (f->is_fp8 ? 5 * BARRIER_BYTES + USED_BYTES : 4 * BARRIER_BYTES);
-    int64_t barriers = 2 * (f->q_stages + f->bias_stages) * t->groups;
-    int64_t bias = (int64_t)f->bias_stages * t->groups * GROUP_QUERIES * t->keys * BIAS_ELEMENT_BYTES;
-    int64_t sums = f->is_fp8 ? (int64_t)GROUP_QUERIES * t->groups * f->value_depth * SPILLED_BYTES : 0;
-    return f->q_stages * q + t->stages * stage + o + sums + bias + TILES_IN_FLIGHT * t->groups * TILE_BYTES +
-           barriers * BARRIER_BYTES;
+    struct forward_shape shape = {
+        .is_fp8 = f->is_fp8,
+        .head_qk = f->depth,
+        .head_v = f->value_depth,
+        .ones = f->ones,
+        .block_k = t->keys,
+        .groups = t->groups,
+        .stages = t->stages,
+        .q_stages = f->q_stages,
+        .o_stages = f->o_stages,
+        .bias_stages = f->bias_stages,
+    };
+    return forward_memory_of(shape).bytes;
 }
 
 static bool is_bounded(const struct attention *a) {
@@ -281,7 +273,7 @@ static double predict(const struct forward *f, int64_t multiprocessors) {
     const struct node *node = region_node(c->region, 0);
     double rate = FLOPS_PER_CLOCK * c->device->cuda.clock_khz * 1e3 * efficiency(f);
     double bytes = 0;
-    double rows = (double)(f->tiles * GROUP_QUERIES * f->tile->groups) / (double)c->queries;
+    double rows = (double)(f->tiles * GROUP_Q * f->tile->groups) / (double)c->queries;
     int64_t each = divide_up(f->all_tiles, multiprocessors); /* tiles per SM, which run one after another */
     double visible =
         attention_visible_fraction(c) * rows / (double)f->all_tiles; /* share of all scores that a tile sees */
@@ -349,7 +341,7 @@ static void plan_tile(struct forward *f, const struct forward_tile *tile) {
     f->q_stages = f->o_stages == 0 ? 2 : 1;
     f->ones = has_ones(f) ? ONES : 0;
     f->bias_stages = bias_stages(f);
-    f->tiles = divide_up(c->queries, GROUP_QUERIES * tile->groups);
+    f->tiles = divide_up(c->queries, GROUP_Q * tile->groups);
     f->all_tiles = c->batches * c->heads * f->tiles;
     f->seconds = predict(f, c->device->cuda.multiprocessors);
 }
@@ -374,7 +366,7 @@ static void consider_others(struct forward *f, int terms) {
         (!f->is_fp8 || f->ones))
         consider(f, f->is_fp8 ? &fp8_three_consumer_tile : &three_consumer_tile, terms);
     for (int i = 0; is_short && !f->is_fp8 && i < SHORT_TILE_COUNT; i++)
-        if (short_tiles[i].groups == 1 || c->queries <= GROUP_QUERIES * short_tiles[i].groups)
+        if (short_tiles[i].groups == 1 || c->queries <= GROUP_Q * short_tiles[i].groups)
             consider(f, &short_tiles[i], terms);
 }
 
@@ -432,7 +424,7 @@ static weftStatus_t plan_schedule(struct forward *f, const struct cuda_attention
    panel of the bias. */
 static void emit_maps(struct kernel_source *source, const struct forward *f) {
     const struct attention *a = f->c->a;
-    attention_hopper_emit_map(source, f->c, a->q, GROUP_QUERIES, "q_map");
+    attention_hopper_emit_map(source, f->c, a->q, GROUP_Q, "q_map");
     attention_hopper_emit_map(source, f->c, a->k, f->tile->keys, "k_map");
     if (f->is_fp8)
         attention_hopper_emit_box_map(source, f->c, a->v, FP8_TILE, FP8_TILE, "v_map");
@@ -440,7 +432,7 @@ static void emit_maps(struct kernel_source *source, const struct forward *f) {
         attention_hopper_emit_map(source, f->c, a->v, f->tile->keys, "v_map");
     attention_hopper_emit_map(source, f->c, f->op->o, 16, "o_map");
     if (f->bias_stages)
-        attention_hopper_emit_map(source, f->c, a->bias, GROUP_QUERIES, "bias_map");
+        attention_hopper_emit_map(source, f->c, a->bias, GROUP_Q, "bias_map");
     attention_hopper_emit_entry(source, f->c, a->q, "q");
     attention_hopper_emit_entry(source, f->c, a->k, "k");
     attention_hopper_emit_entry(source, f->c, a->v, "v");
@@ -565,7 +557,7 @@ static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kern
     emit_schedule(&source, f);
     emit_mmas(&source.code, f);
     TRY(kernel_finish(&source, kernel, "attention/hopper/forward_sm90.cuh", "attention_forward_sm90", arena));
-    kernel->shared_bytes = (uint32_t)shared_bytes(f);
+    kernel->shared_bytes = shared_bytes(f);
     kernel->is_dependent = true;
     return attention_grid(kernel, f->c, f->all_tiles < slots ? f->all_tiles : slots,
                           (f->tile->groups + 1) * WARPGROUP / 32);
@@ -600,5 +592,5 @@ weftStatus_t attention_hopper_forward_build(struct step *step, const struct cuda
     return arena_print(arena, &step->detail, "%swgmma of %s, heads of %d and %d, %d queries x %d keys, %s schedule",
                        f.c->widened ? "FP8 widened, then " : "",
                        cuda_type_name((weftDataType_t)as_read(f.c, c->a->q)->type), f.depth, f.value_depth,
-                       GROUP_QUERIES * f.tile->groups, f.tile->keys, f.is_dynamic ? "dynamic" : "static");
+                       GROUP_Q * f.tile->groups, f.tile->keys, f.is_dynamic ? "dynamic" : "static");
 }

@@ -50,7 +50,7 @@ DEVICE i32 first_row_of(u32 group) { return (i32)group * GROUP_Q + (i32)(warp_in
    16, t = lane % 4 (see forward_values). */
 template <class T> DEVICE void stage_columns(u32 s_panel, int part, const float *x, const float (&rescale)[2]) {
     const u32 lane = lane_index(), panel_row = lane % 16;
-    const u32 s_sixteen_bytes = s_panel + panel_row * ROW_BYTES + ((part * 2 + lane / 16) ^ panel_row % 8) * 16;
+    const u32 s_sixteen_bytes = s_panel + panel_row * PANEL_ROW + ((part * 2 + lane / 16) ^ panel_row % 8) * 16;
     if constexpr (!IS_FP8 && sizeof(T) == 1) {
         u32 four[4]; /* after an exchange within a quad: columns 4t .. 4t + 3 of 16 */
 #pragma unroll
@@ -81,7 +81,7 @@ template <class T> DEVICE void stage_columns(u32 s_panel, int part, const float 
             const u32 r = lane / 4 + 8 * h, t = lane % 4;
             const float *y = x + 2 * h, to = rescale[h];
             const u64 low = rounded_pair<T>(y[0] * to, y[4] * to), high = rounded_pair<T>(y[1] * to, y[5] * to);
-            store_pair(s_panel + r * ROW_BYTES + ((part * 2 + t / 2) ^ r % 8) * 16 + t % 2 * 8, low | high << 32);
+            store_pair(s_panel + r * PANEL_ROW + ((part * 2 + t / 2) ^ r % 8) * 16 + t % 2 * 8, low | high << 32);
         }
     }
 }
@@ -89,7 +89,7 @@ template <class T> DEVICE void stage_columns(u32 s_panel, int part, const float 
 /* Stages O in panels of 128-byte rows at s_o, with a stride of `panel_bytes`, and stores them by TMA. */
 DEVICE void store_tile(const arguments &a, const tile &t, const o_tile &o, const row_pair &rows, i32 row, u32 s_o,
                        u32 panel_bytes, largest &amax) {
-    constexpr int PANEL = ROW_BYTES / sizeof(out_t), PART = PANEL / 4;
+    constexpr int PANEL = PANEL_ROW / sizeof(out_t), PART = PANEL / 4;
     const u32 lane = lane_index();
     const i32 first = t.row + row;
     float rescale[2]; /* factor of O per row */

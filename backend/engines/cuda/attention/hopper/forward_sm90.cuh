@@ -39,36 +39,24 @@
              mma_s(_first), mma_s_registers(_first), mma_o
    Measured  docs/kernels.md, with bounds and alternatives that were tried */
 
+#include "engines/cuda/attention/hopper/forward_geometry.h"
 #include "attention/hopper/fp8_transpose_sm90.cuh"
 
 constexpr bool IS_FP8 = sizeof(in_t) == 1;
-constexpr u32 ROW_BYTES = 128;                                                    /* bytes per row of a swizzled
-                                                                                     panel */
-constexpr i32 PANEL_COLUMNS = ROW_BYTES / sizeof(in_t), STEP = 32 / sizeof(in_t); /* STEP: extent of an MMA along k */
-constexpr i32 GROUP_Q = 64, BLOCK_Q = GROUP_Q * GROUPS, THREADS = 128 * (GROUPS + 1);
+constexpr forward_memory MEMORY = forward_memory_of(
+    forward_shape{IS_FP8, HEAD_QK, HEAD_V, ONES, BLOCK_K, GROUPS, STAGES, Q_STAGES, O_STAGES, BIAS_STAGES});
+constexpr i32 PANEL_COLUMNS = PANEL_ROW / sizeof(in_t), STEP = 32 / sizeof(in_t); /* STEP: extent of an MMA along k */
+constexpr i32 BLOCK_Q = GROUP_Q * GROUPS, THREADS = 128 * (GROUPS + 1);
 constexpr i32 V_BOX = IS_FP8 ? 64 : BLOCK_K; /* keys per TMA box of V, which has 64 columns */
 constexpr int QK_PANELS = (HEAD_QK + PANEL_COLUMNS - 1) / PANEL_COLUMNS, V_PANELS = (HEAD_V + 63) / 64;
 constexpr int O_PANELS = (HEAD_V * (int)sizeof(out_t) + 127) / 128;
-constexpr u32 Q_PANEL = BLOCK_Q * ROW_BYTES, K_PANEL = BLOCK_K * ROW_BYTES, WARP_PANEL = 16 * ROW_BYTES;
-constexpr u32 V_PANEL = BLOCK_K * 64 * sizeof(in_t), ONES_BYTES = ONES * 64;
-constexpr u32 VT_BYTES = V_PANELS * FP8_TILE_BYTES + ONES_BYTES; /* FP8: V^T of 64 keys */
-constexpr u32 Q_BYTES = QK_PANELS * Q_PANEL, K_BYTES = QK_PANELS * K_PANEL;
-constexpr u32 V_BYTES = IS_FP8 ? BLOCK_K / 64 * VT_BYTES : V_PANELS * V_PANEL;
+constexpr u32 ONES_BYTES = ONES * FP8_TILE; /* below V^T of 64 keys */
 constexpr bool STAGES_O_IN_Q = O_STAGES == 0;
-constexpr u32 K_AT = Q_STAGES * Q_BYTES, O_AT = K_AT + STAGES * K_BYTES;
-constexpr u32 V_AT = O_AT + 4 * GROUPS * O_STAGES * WARP_PANEL, MEANS_AT = V_AT + STAGES * V_BYTES;
-constexpr u32 BIAS_PANEL = GROUP_Q * ROW_BYTES, BIAS_BYTES = BLOCK_K / 64 * BIAS_PANEL; /* per consumer */
-constexpr u32 BIAS_AT = MEANS_AT + (IS_FP8 ? BLOCK_Q * HEAD_V * 2 : 0);
-constexpr u32 TILES_AT = BIAS_AT + BIAS_STAGES * GROUPS * BIAS_BYTES, TILE_BYTES = 32;
-constexpr u32 USED_AT = TILES_AT + 2 * GROUPS * TILE_BYTES, USED_BYTES = IS_FP8 ? 16 : 0;
-constexpr u32 BARRIERS_AT = USED_AT + STAGES * USED_BYTES, KV_BARRIERS = IS_FP8 ? 5 : 4;
-constexpr u32 BIAS_BARRIERS_AT = BARRIERS_AT + (KV_BARRIERS * STAGES + 2 * Q_STAGES * GROUPS) * 8;
-constexpr u32 BARRIERS = KV_BARRIERS * STAGES + 2 * (Q_STAGES + BIAS_STAGES) * GROUPS;
 
 /* ---- Requirements ---- */
 
-static_assert(BARRIERS_AT + BARRIERS * 8 == SHARED_BYTES && SHARED_BYTES <= 232448,
-              "must agree with the host; the maximum of a block is 227 KB");
+static_assert(MEMORY.bytes == SHARED_BYTES && MEMORY.bytes <= SHARED_MAX,
+              "the host computed it from the same constants; the maximum of a block is 227 KB");
 static_assert(PRODUCER_REGISTERS + GROUPS * CONSUMER_REGISTERS <= (GROUPS + 1) * (65536 / CTAS / THREADS / 8 * 8),
               "setmaxnreg would hang beyond the launch's registers");
 static_assert(BLOCK_K % STEP == 0 && HEAD_QK % STEP == 0 && HEAD_V % STEP == 0, "an MMA's k is 16, or 32 for FP8");
@@ -100,7 +88,7 @@ extern __shared__ __align__(1024) unsigned char s_memory[];
 /* MMA_SECTION and V_CLEARED are the first of one barrier per consumer. */
 enum named_barrier : u32 { ALL_THREADS, MMA_SECTION, V_CLEARED = 4 };
 
-DEVICE u32 barrier_at(u32 i) { return shared_address(s_memory) + BARRIERS_AT + i * 8; }
+DEVICE u32 barrier_at(u32 i) { return shared_address(s_memory) + MEMORY.barriers + i * 8; }
 DEVICE u32 k_full(u32 stage) { return barrier_at(stage); }
 DEVICE u32 k_empty(u32 stage) { return barrier_at(STAGES + stage); }
 DEVICE u32 v_full(u32 stage) { return barrier_at(2 * STAGES + stage); }
@@ -109,22 +97,22 @@ DEVICE u32 v_loaded(u32 stage) {
     return barrier_at((IS_FP8 ? 4 : 2) * STAGES + stage);
 } /* FP8: loaded, not yet
                                                                                                  transposed */
-DEVICE u32 q_full(u32 stage, u32 group) { return barrier_at(KV_BARRIERS * STAGES + stage * GROUPS + group); }
+DEVICE u32 q_full(u32 stage, u32 group) { return barrier_at(MEMORY.kv_barriers * STAGES + stage * GROUPS + group); }
 DEVICE u32 q_empty(u32 stage, u32 group) {
-    return barrier_at(KV_BARRIERS * STAGES + (Q_STAGES + stage) * GROUPS + group);
+    return barrier_at(MEMORY.kv_barriers * STAGES + (Q_STAGES + stage) * GROUPS + group);
 }
 DEVICE u32 bias_full(u32 stage, u32 group) {
-    return shared_address(s_memory) + BIAS_BARRIERS_AT + (stage * GROUPS + group) * 8;
+    return shared_address(s_memory) + MEMORY.bias_barriers + (stage * GROUPS + group) * 8;
 }
 DEVICE u32 bias_empty(u32 stage, u32 group) { return bias_full(BIAS_STAGES + stage, group); }
-DEVICE u32 q_at(u32 stage) { return shared_address(s_memory) + stage * Q_BYTES; }
-DEVICE u32 k_at(u32 stage) { return shared_address(s_memory) + K_AT + stage * K_BYTES; }
-DEVICE u32 v_at(u32 stage) { return shared_address(s_memory) + V_AT + stage * V_BYTES; }
+DEVICE u32 q_at(u32 stage) { return shared_address(s_memory) + stage * MEMORY.q_bytes; }
+DEVICE u32 k_at(u32 stage) { return shared_address(s_memory) + MEMORY.k + stage * MEMORY.k_bytes; }
+DEVICE u32 v_at(u32 stage) { return shared_address(s_memory) + MEMORY.v + stage * MEMORY.v_bytes; }
 DEVICE u32 bias_at(u32 stage, u32 group) {
-    return shared_address(s_memory) + BIAS_AT + (stage * GROUPS + group) * BIAS_BYTES;
+    return shared_address(s_memory) + MEMORY.bias + (stage * GROUPS + group) * MEMORY.bias_bytes;
 }
 DEVICE u32 tile_at(u32 parity, u32 group) {
-    return shared_address(s_memory) + TILES_AT + (parity * GROUPS + group) * TILE_BYTES;
+    return shared_address(s_memory) + MEMORY.tiles + (parity * GROUPS + group) * TILE_BYTES;
 }
 
 /* Position in a ring of stages, and the parity of its current phase. */
@@ -176,18 +164,18 @@ DEVICE void load_q(const arguments &a, const tile &t, cursor<Q_STAGES> q, u32 pa
     const box_origin entry = q_entry(a, t.batch, t.queries);
 #pragma unroll
     for (u32 group = 0; group < GROUPS; ++group) {
-        const u32 full = q_full(q.stage, group), to = q_at(q.stage) + group * GROUP_Q * ROW_BYTES;
+        const u32 full = q_full(q.stage, group), to = q_at(q.stage) + group * GROUP_Q * PANEL_ROW;
         wait(q_empty(q.stage, group), q.phase ^ 1);
         send_tile(tile_at(parity, group), t);
         if (t.blocks.last == 0 || (Q_IS_RAGGED && t.row + (i32)group * GROUP_Q >= t.queries)) {
             arrive(full);
             continue;
         }
-        arrive_expecting(full, QK_PANELS * GROUP_Q * ROW_BYTES);
+        arrive_expecting(full, QK_PANELS * GROUP_Q * PANEL_ROW);
 #pragma unroll
         for (int i = 0; i < QK_PANELS; ++i)
-            load_box(to + i * Q_PANEL, a.q_map, full, i * PANEL_COLUMNS, entry.row + t.row + (i32)group * GROUP_Q,
-                     t.head, entry.outer);
+            load_box(to + i * MEMORY.q_panel, a.q_map, full, i * PANEL_COLUMNS,
+                     entry.row + t.row + (i32)group * GROUP_Q, t.head, entry.outer);
     }
 }
 
@@ -252,10 +240,10 @@ template <class P> DEVICE void load_biases(const P &a, u32 group) {
             const u32 full = bias_full(at.stage, group);
             wait(bias_empty(at.stage, group), at.phase ^ 1);
             publish_to_async_proxy(); /* the consumers' reads of this stage; doing it here does not delay their MMAs */
-            arrive_expecting(full, BIAS_BYTES);
+            arrive_expecting(full, MEMORY.bias_bytes);
 #pragma unroll
             for (int i = 0; i < BLOCK_K / 64; ++i)
-                load_box(bias_at(at.stage, group) + i * BIAS_PANEL, a.bias_map, full, block * BLOCK_K + i * 64,
+                load_box(bias_at(at.stage, group) + i * MEMORY.bias_panel, a.bias_map, full, block * BLOCK_K + i * 64,
                          t.row + (i32)group * GROUP_Q, a.bias_head ? t.head : 0, a.bias_batch ? t.batch : 0);
         }
         arrive(q_empty(q.stage, group)); /* the tile's coordinates may be overwritten */
@@ -335,7 +323,7 @@ struct consumer {
    at a time, divided by the row sums so far. The results are means of V, which are no larger than V and fit f16 ---- */
 
 DEVICE u32 spill_at(const consumer &c, int eight) {
-    return shared_address(s_memory) + MEANS_AT + ((c.group * (HEAD_V / 16) + eight) * 128 + threadIdx.x % 128) * 16;
+    return shared_address(s_memory) + MEMORY.means + ((c.group * (HEAD_V / 16) + eight) * 128 + threadIdx.x % 128) * 16;
 }
 DEVICE void add_spilled(consumer &c) {
     fence_registers(c.o);
@@ -404,17 +392,17 @@ DEVICE tile await_tile(const consumer &c) {
 /* Offset of a lane's ldmatrix address for the first 32 bytes of its row in a panel of a consumer's rows. */
 DEVICE u32 ldmatrix_offset() {
     const u32 lane = lane_index(), row = warp_index() % 4 * 16 + lane % 16;
-    return row * ROW_BYTES + (lane / 16 ^ row % 8) * 16;
+    return row * PANEL_ROW + (lane / 16 ^ row % 8) * 16;
 }
 
 /* Loads the first k-steps of Q into registers. No MMA may be reading these registers. */
 DEVICE void load_q_registers(consumer &c) {
     if constexpr (Q_REGISTER_STEPS > 0) {
-        const u32 first = q_at(c.q.stage) + c.group * GROUP_Q * ROW_BYTES + ldmatrix_offset();
+        const u32 first = q_at(c.q.stage) + c.group * GROUP_Q * PANEL_ROW + ldmatrix_offset();
 #pragma unroll
         for (int k = 0; k < Q_REGISTER_STEPS; ++k) {
             u32 four[4];
-            load_matrices(four, (first ^ k % 4 * 32) + k / 4 * Q_PANEL);
+            load_matrices(four, (first ^ k % 4 * 32) + k / 4 * MEMORY.q_panel);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 c.q_registers[4 * k + i] = four[i];
@@ -425,11 +413,12 @@ DEVICE void load_q_registers(consumer &c) {
 
 /* S = Q K^T. */
 DEVICE void issue_s(consumer &c) {
-    const u32 queries = k_major(q_at(c.q.stage) + c.group * GROUP_Q * ROW_BYTES), keys = k_major(k_at(c.block.stage));
+    const u32 queries = k_major(q_at(c.q.stage) + c.group * GROUP_Q * PANEL_ROW), keys = k_major(k_at(c.block.stage));
     mma_fence();
 #pragma unroll
     for (int k = 0; k < HEAD_QK / STEP; ++k) {
-        const u32 q = queries + k / 4 * (Q_PANEL >> 4) + k % 4 * 2, keys_at = keys + k / 4 * (K_PANEL >> 4) + k % 4 * 2;
+        const u32 q = queries + k / 4 * (MEMORY.q_panel >> 4) + k % 4 * 2,
+                  keys_at = keys + k / 4 * (MEMORY.k_panel >> 4) + k % 4 * 2;
         if (k < Q_REGISTER_STEPS && k == 0)
             mma_s_registers_first(c.s, c.q_registers, keys_at);
         else if (k < Q_REGISTER_STEPS)
@@ -445,11 +434,11 @@ DEVICE void issue_s(consumer &c) {
 /* O += P V, of the block before the next one. */
 DEVICE void issue_o(consumer &c, u32 stage, bool is_first) {
     const bool replaces = IS_FP8 ? c.summed == 0 : is_first;
-    const u32 values = IS_FP8 ? k_major(v_at(stage)) : mn_major(v_at(stage), V_PANEL);
+    const u32 values = IS_FP8 ? k_major(v_at(stage)) : mn_major(v_at(stage), MEMORY.v_panel);
     mma_fence();
 #pragma unroll
     for (int k = 0; k < BLOCK_K / STEP; ++k) {
-        const u32 at = IS_FP8 ? k / 2 * (VT_BYTES >> 4) + k % 2 * 2 : k * (16 * ROW_BYTES >> 4);
+        const u32 at = IS_FP8 ? k / 2 * (MEMORY.vt_bytes >> 4) + k % 2 * 2 : k * (16 * PANEL_ROW >> 4);
         mma_o(c.o, c.p + 4 * k, values + at, !replaces || k > 0);
     }
     mma_commit();
@@ -467,7 +456,7 @@ DEVICE void clear_v(const consumer &c, const tile &t, i32 block) {
     for (i32 i = max(used, 0) * 8 + (i32)threadIdx.x % 128; i < BLOCK_K * 8; i += 128)
 #pragma unroll
         for (int panel = 0; panel < V_PANELS; ++panel)
-            store_words_of_many(v_at(at.stage) + panel * V_PANEL + i * 16, words{});
+            store_words_of_many(v_at(at.stage) + panel * MEMORY.v_panel + i * 16, words{});
     publish_to_async_proxy();
     sync_threads(V_CLEARED + c.group, 128);
 }
@@ -475,7 +464,7 @@ DEVICE void clear_v(const consumer &c, const tile &t, i32 block) {
 /* Bias of 16 keys, starting at 16 i, as pairs of adjacent keys in the order of the accumulators. `first` includes the
    address of the box. */
 DEVICE void load_bias_fragment(u32 (&pairs)[4], u32 first, int i) {
-    load_matrices(pairs, (first ^ i % 4 * 32) + i / 4 * BIAS_PANEL);
+    load_matrices(pairs, (first ^ i % 4 * 32) + i / 4 * MEMORY.bias_panel);
 }
 DEVICE void release_bias(consumer &c) {
     arrive_where(bias_empty(c.bias.stage, c.group), lane_index() == 0);
@@ -825,8 +814,9 @@ DEVICE void consume_tiles(const arguments &a, u32 group) {
         if (!STAGES_O_IN_Q)
             release(q_empty(c.q.stage, group));
         const cursor<STAGES> now = c.block.before();
-        const u32 o_at = STAGES_O_IN_Q ? q_at(c.q.stage) + group * GROUP_Q * ROW_BYTES + warp_index() % 4 * WARP_PANEL
-                                       : shared_address(s_memory) + O_AT + (warp_index() - 4) * O_STAGES * WARP_PANEL;
+        const u32 o_at = STAGES_O_IN_Q
+                             ? q_at(c.q.stage) + group * GROUP_Q * PANEL_ROW + warp_index() % 4 * WARP_PANEL
+                             : shared_address(s_memory) + MEMORY.o + (warp_index() - 4) * O_STAGES * WARP_PANEL;
         const u32 t_at = tile_at(c.parity, group);
         c.q.advance(), c.parity ^= 1;
         blocks_to_skip = active.first - t.blocks.first;
@@ -859,8 +849,8 @@ DEVICE void consume_tiles(const arguments &a, u32 group) {
             add_spilled(c);
         if constexpr (ONES > 0)
             read_row_sums(c);
-        store_tile(a, receive_tile(t_at), c.o, c.rows, first_row_of(group), o_at, STAGES_O_IN_Q ? Q_PANEL : WARP_PANEL,
-                   c.amax);
+        store_tile(a, receive_tile(t_at), c.o, c.rows, first_row_of(group), o_at,
+                   STAGES_O_IN_Q ? MEMORY.q_panel : WARP_PANEL, c.amax);
         holds_q = STAGES_O_IN_Q;
     }
     if (lane_index() == 0)

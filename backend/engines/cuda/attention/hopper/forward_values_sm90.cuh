@@ -5,7 +5,7 @@ constexpr u32 TRANSPOSERS = 3; /* warps */
 constexpr i32 NO_MORE_VALUES = -1;
 
 /* Address of the number of keys in use of a stage's block, counted from its first key. */
-DEVICE u32 used_at(u32 stage) { return shared_address(s_memory) + USED_AT + stage * USED_BYTES; }
+DEVICE u32 used_at(u32 stage) { return shared_address(s_memory) + MEMORY.used + stage * MEMORY.used_bytes; }
 
 /* Tells the transposing warps that no more V follows. */
 template <class C> DEVICE void end_v(const C &v) {
@@ -27,7 +27,8 @@ DEVICE void transpose_v(u32 warp) {
             break;
 #pragma unroll 1
         for (u32 i = warp; i < PAIRS; i += TRANSPOSERS)
-            transpose_pair<false>(v_at(v.stage) + i / 2 / V_PANELS * VT_BYTES + i / 2 % V_PANELS * FP8_TILE_BYTES,
+            transpose_pair<false>(v_at(v.stage) + i / 2 / V_PANELS * MEMORY.vt_bytes +
+                                      i / 2 % V_PANELS * FP8_TILE_BYTES,
                                   i % 2, used - (i32)(i / 2 / V_PANELS * 64));
         publish_to_async_proxy();
         __syncwarp();
@@ -40,7 +41,7 @@ DEVICE void write_ones() {
     const u32 four = rounded_four<v_t>(1, 1, 1, 1), first = threadIdx.x * 16;
     for (u32 square = 0; square < STAGES * (BLOCK_K / 64); ++square)
         if ((i32)first < (i32)ONES_BYTES)
-            store_words(v_at(0) + square * VT_BYTES + V_PANELS * FP8_TILE_BYTES + first,
+            store_words(v_at(0) + square * MEMORY.vt_bytes + V_PANELS * FP8_TILE_BYTES + first,
                         words{{four, four, four, four}});
     publish_to_async_proxy();
 }

@@ -8,7 +8,7 @@
    Cleared   keys past the length in use
    Params    HAS_SEQ_LEN_KV */
 
-constexpr u32 FP8_TILE_BYTES = 64 * 64;
+#include "engines/cuda/attention/hopper/hopper_geometry.h"
 
 DEVICE u32 fp8_tile_offset(u32 row, u32 chunk) { return row * 64 + (chunk ^ row / 2 % 4) * 16; }
 

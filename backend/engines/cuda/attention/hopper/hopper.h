@@ -5,6 +5,7 @@
 #define WEFT_ENGINES_CUDA_ATTENTION_HOPPER_H
 
 #include "engines/cuda/attention/attention.h"
+#include "engines/cuda/attention/hopper/hopper_geometry.h"
 
 /* ---- widen.c: converts FP8 operands to f16 or bf16, in the workspace, before the other kernels of a step ---- */
 
@@ -31,11 +32,6 @@ weftStatus_t attention_hopper_build_widening(const struct cuda_attention *c, str
                                              struct arena *arena);
 
 /* ---- emit.c ---- */
-
-enum {
-    SHARED_MAX = 232448, /* maximum shared memory of a block that opts in, in bytes */
-    FP8_TILE = 64,       /* keys and columns of an FP8 tile that is transposed as a unit: see fp8_transpose_sm90.cuh */
-};
 
 weftStatus_t attention_hopper_check_device(const struct device *device);
 
