@@ -33,6 +33,11 @@ struct memory {
     };
 };
 
+constexpr depthwise_memory MEMORY =
+    depthwise_memory_of(depthwise_shape{false, CHANNELS_LAST, sizeof(image_t), 0, TAPS_D, INPUT_ROWS, INPUT_COLUMNS,
+                                        BAND_PERIODS, TILE_W, CHANNELS, TAPS, STAGES});
+static_assert(sizeof(memory) <= MEMORY.bytes, "the host allocates this");
+
 extern __shared__ __align__(16) unsigned char s_memory[];
 
 DEVICE void load_taps(float (&taps)[TAPS], memory &s, const arguments &p, i32 channel) {

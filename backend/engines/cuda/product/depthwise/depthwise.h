@@ -26,7 +26,7 @@ struct depthwise {
     int image_run, loss_run; /* elements per copy */
     int64_t strip, strips, channels, threads, band_periods, unrolled, stages, blocks;
     int64_t images; /* images per block */
-    int64_t stage_bytes, shared_bytes;
+    int64_t shared_bytes;
     int64_t channel_blocks, tiles, segments, segment_rows, patches; /* patches: number of blocks per channel block */
 };
 

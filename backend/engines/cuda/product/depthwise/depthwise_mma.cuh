@@ -24,16 +24,16 @@
 #include "core/mma.cuh"
 #include "product/depthwise/index_map.cuh"
 
-constexpr int LINES = 16, DEPTH = 16, IMAGES = LINES / STRIPS, COLUMNS = TILE_W + DEPTH - STRIP;
+constexpr int LINES = MMA_LINES, DEPTH = MMA_DEPTH, IMAGES = LINES / STRIPS, COLUMNS = TILE_W + DEPTH - STRIP;
 /* Layout of a row of sums on its way to the epilogue: 9 pixels per line, and 4 words after a pixel's channels, to avoid
    bank conflicts. */
-constexpr int LINE_PITCH = STRIP + 1, PIXEL_PITCH = CHANNELS + 4;
-static_assert(STRIP == 8 && SPAN_W <= DEPTH - STRIP + 1 && STEP_W == 1 && SPREAD_W == 1,
+constexpr int LINE_PITCH = STRIP + LINE_PAD, PIXEL_PITCH = CHANNELS + PIXEL_PAD;
+static_assert(STRIP == MMA_STRIP && SPAN_W <= DEPTH - STRIP + 1 && STEP_W == 1 && SPREAD_W == 1,
               "16 inputs are under 8 outputs");
 static_assert(LINES % STRIPS == 0 && THREADS == CHANNELS / 2 * 32 && CHANNELS_LAST && !HAS_DEPTH,
               "a warp has two channels");
 
-using input_band = band<image_t, IMAGE_RUN, IMAGES, INPUT_ROWS, COLUMNS, 8>;
+using input_band = band<image_t, IMAGE_RUN, IMAGES, INPUT_ROWS, COLUMNS, PLANE_PAD>;
 
 struct memory {
     union {
@@ -42,6 +42,11 @@ struct memory {
     };
     alignas(16) float rows[2][LINES * LINE_PITCH * PIXEL_PITCH];
 };
+
+constexpr depthwise_memory MEMORY =
+    depthwise_memory_of(depthwise_shape{true, CHANNELS_LAST, sizeof(image_t), 0, IMAGES, INPUT_ROWS, COLUMNS,
+                                        BAND_PERIODS, TILE_W, CHANNELS, TAPS, STAGES});
+static_assert(sizeof(memory) <= MEMORY.bytes, "the host allocates this");
 
 extern __shared__ __align__(16) unsigned char s_memory[];
 

@@ -29,6 +29,11 @@ struct memory {
     };
 };
 
+constexpr depthwise_memory MEMORY =
+    depthwise_memory_of(depthwise_shape{false, CHANNELS_LAST, sizeof(image_t), sizeof(loss_t), TAPS_D, INPUT_ROWS,
+                                        INPUT_COLUMNS, BAND_PERIODS, TILE_W, CHANNELS, TAPS, STAGES});
+static_assert(sizeof(memory) <= MEMORY.bytes, "the host allocates this");
+
 extern __shared__ __align__(16) unsigned char s_memory[];
 
 /* Adds to the taps the products of a row of X and the rows of dY that it reaches; u: its position in the period. */

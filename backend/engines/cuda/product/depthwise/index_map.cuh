@@ -7,6 +7,8 @@
              time
    Params    all names below that are not defined here */
 
+#include "engines/cuda/product/depthwise/depthwise_geometry.h"
+
 constexpr DEVICE int wrap(int n, int size) { return (n % size + size) % size; }
 constexpr DEVICE int divide_down(int n, int by) { return (n - wrap(n, by)) / by; }
 
@@ -18,8 +20,8 @@ constexpr int COMPLETED = PERIOD / STEP_H, BACK = (SPAN_H - 1 + STEP_H - 1) / ST
 constexpr int PERIOD_INPUTS = PERIOD / SPREAD_H, INPUT_ROWS = PERIOD_INPUTS * BAND_PERIODS;
 /* STRIP adjacent outputs of a channel are computed together; STRIPS of them are a row of the block. */
 constexpr int TILE_W = STRIPS * STRIP;
-constexpr int STRIP_INPUTS = ((STRIP - 1) * STEP_W + SPAN_W - 1) / SPREAD_W + 1;
-constexpr int INPUT_COLUMNS = ((TILE_W - 1) * STEP_W + SPAN_W - 1) / SPREAD_W + 1;
+constexpr int STRIP_INPUTS = inputs_under(STRIP, STEP_W, SPAN_W, SPREAD_W);
+constexpr int INPUT_COLUMNS = inputs_under(TILE_W, STEP_W, SPAN_W, SPREAD_W);
 static_assert(STRIP * STEP_W % SPREAD_W == 0, "every strip sees the same pattern");
 static_assert(THREADS % 32 == 0, "a warp loads a line");
 
@@ -102,12 +104,10 @@ DEVICE image<image_t> input_image(const arguments &p, i64 n, i32 channel) {
 
 /* PAD: elements between planes, so that adjacent planes use different banks. */
 template <class T, int RUN, int PLANES, int ROWS, int COLUMNS, int PAD = 0> struct band {
-    /* If channels are not last, the pitch between channels is an odd number of words, which avoids bank conflicts. */
-    static constexpr int WORD = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
-    static constexpr int CHANNEL_PITCH = CHANNELS_LAST ? 1 : ((COLUMNS + WORD - 1) / WORD | 1) * WORD;
+    static constexpr int CHANNEL_PITCH = band_channel_pitch(COLUMNS, CHANNELS_LAST, sizeof(T));
     static constexpr int COLUMN_PITCH = CHANNELS_LAST ? CHANNELS : 1;
-    static constexpr int ROW_PITCH = CHANNELS_LAST ? COLUMNS * CHANNELS : CHANNELS * CHANNEL_PITCH;
-    alignas(16) T at[PLANES * (ROWS * ROW_PITCH + PAD)];
+    static constexpr int ROW_PITCH = band_row_pitch(COLUMNS, CHANNELS, CHANNELS_LAST, sizeof(T));
+    alignas(16) T at[band_elements(PLANES, ROWS, ROW_PITCH, PAD)];
 
     static DEVICE int offset(int plane, int row) { return (plane * ROWS + row) * ROW_PITCH + plane * PAD; }
     DEVICE const T *row(int plane, int row) const { return at + offset(plane, row); }

@@ -3,6 +3,7 @@
    know about text. */
 #include "base/number.h"
 #include "engines/cuda/product/depthwise/depthwise.h"
+#include "engines/cuda/product/depthwise/depthwise_geometry.h"
 
 enum {
     STRIP_MAX = 16,       /* adjacent outputs per thread */
@@ -23,9 +24,7 @@ enum {
     BLOCK_RESERVE = 1024, /* bytes of shared memory that the driver reserves per block */
 };
 
-/* For product/depthwise/depthwise_mma.cuh: 16 lines of 8 outputs, and the padding between lines, pixels and planes that
-   avoids bank conflicts. */
-enum { MMA_LINES = 16, MMA_STRIP = 8, MMA_DEPTH = 16, MMA_CHANNELS = 16, LINE_PAD = 1, PIXEL_PAD = 4, PLANE_PAD = 8 };
+enum { MMA_CHANNELS = 16 }; /* of a block with tensor cores */
 
 /* Overhead of one kernel. */
 static const double LAUNCH_SECONDS = 2e-6;
@@ -50,26 +49,27 @@ static int64_t inputs_of_period(const struct depthwise *d) {
 /* Columns of the image that `outputs` adjacent outputs see. */
 static int64_t inputs_of(const struct depthwise *d, int64_t outputs) {
     const struct axis *w = &d->axes[WIDTH_AXIS];
-    return ((outputs - 1) * w->step + axis_span(w) - 1) / w->spread + 1;
+    return inputs_under(outputs, w->step, axis_span(w), w->spread);
 }
 
-/* Bytes of `planes` x `rows` x `columns` pixels of all channels of a block. Channels that are not contiguous have an
-   odd pitch in words, so that lanes of adjacent channels have no bank conflicts. */
-static int64_t band_bytes(const struct depthwise *d, int64_t planes, int64_t rows, int64_t columns, int64_t bytes) {
-    int64_t word = bytes < 4 ? 4 / bytes : 1, pitch = (divide_up(columns, word) | 1) * word;
-    int64_t row = d->is_channels_last ? columns * d->channels : d->channels * pitch;
-    return divide_up(planes * rows * row * bytes, 16) * 16;
-}
-
-/* A stage is a band of the image and, for filter gradients, the rows of dy that are combined with it. */
-static int64_t stage_bytes(const struct depthwise *d) {
-    int64_t tile = d->strip * d->strips, rows = inputs_of_period(d) * d->band_periods;
-    /* Tiles of 8 outputs see 16 inputs, for all images of the block. */
-    if (d->is_mma)
-        return d->images * (rows * (tile + MMA_DEPTH - MMA_STRIP) * d->channels + PLANE_PAD) *
-               bytes_of(d->image->tensor);
-    int64_t bytes = band_bytes(d, d->axes[DEPTH_AXIS].taps, rows, inputs_of(d, tile), bytes_of(d->image->tensor));
-    return bytes + (is_filter(d) ? band_bytes(d, 1, d->band_periods, tile, bytes_of(d->g.y.tensor)) : 0);
+static struct depthwise_memory memory_of(const struct depthwise *d, int64_t stages) {
+    int64_t tile = d->strip * d->strips;
+    struct depthwise_shape shape = {
+        .is_mma = d->is_mma,
+        .channels_last = d->is_channels_last,
+        .image_element = (int)bytes_of(d->image->tensor),
+        .loss_element = is_filter(d) ? (int)bytes_of(d->g.y.tensor) : 0,
+        .planes = d->is_mma ? d->images : d->axes[DEPTH_AXIS].taps,
+        .input_rows = inputs_of_period(d) * d->band_periods,
+        /* with tensor cores, tiles of 8 outputs see 16 inputs */
+        .input_columns = d->is_mma ? tile + MMA_DEPTH - MMA_STRIP : inputs_of(d, tile),
+        .band_periods = d->band_periods,
+        .tile_w = tile,
+        .channels = d->channels,
+        .taps = depthwise_taps(d),
+        .stages = stages,
+    };
+    return depthwise_memory_of(shape);
 }
 
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
@@ -125,30 +125,21 @@ static void choose_strips(struct depthwise *d) {
     }
 }
 
-/* Matches struct memory of the kernels. The taps are loaded through the memory of a stage; sums of the tensor cores are
-   stored through separate memory. */
-static int64_t shared_bytes(const struct depthwise *d, int64_t stages) {
-    int64_t passing = 2 * MMA_LINES * (MMA_STRIP + LINE_PAD) * (d->channels + PIXEL_PAD) * (int64_t)sizeof(float);
-    int64_t bytes = max64(stages * d->stage_bytes, d->channels * (depthwise_taps(d) | 1) * (int64_t)sizeof(float));
-    return divide_up(bytes, 16) * 16 + (d->is_mma ? passing : 0);
-}
-
 /* Number of resident blocks, limited by registers and by shared memory, for a number of stages; 0 if not even one
    fits. */
 static int64_t resident_blocks(const struct depthwise *d, const struct device *device, int64_t registers,
                                int64_t stages) {
     int64_t by_registers = device->cuda.registers_per_multiprocessor / (registers * d->threads),
-            bytes = shared_bytes(d, stages);
+            bytes = memory_of(d, stages).bytes;
     int64_t by_memory = device->cuda.shared_per_multiprocessor / (bytes + BLOCK_RESERVE);
     return bytes > device->cuda.shared_per_block ? 0 : min64(min64(by_registers, by_memory), BLOCKS_MAX);
 }
 
 /* Uses a third stage if two blocks stay resident with it; false: not even one block fits. */
 static bool choose_stages(struct depthwise *d, const struct device *device, int64_t registers) {
-    d->stage_bytes = stage_bytes(d);
     d->stages = resident_blocks(d, device, registers, STAGES_WANTED) >= 2 ? STAGES_WANTED : STAGES_MIN;
     d->blocks = resident_blocks(d, device, registers, d->stages);
-    d->shared_bytes = shared_bytes(d, d->stages);
+    d->shared_bytes = memory_of(d, d->stages).bytes;
     return d->blocks > 0;
 }
 
@@ -226,7 +217,7 @@ static weftStatus_t choose_block(struct depthwise *d, const struct device *devic
         if (d->strips == 1)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
                  "%s: the rows that its filter covers, %lld bytes, exceed the shared memory of a block",
-                 descriptor_label(d->c.node->op), (long long)(STAGES_MIN * d->stage_bytes));
+                 descriptor_label(d->c.node->op), (long long)(STAGES_MIN * memory_of(d, STAGES_MIN).stage_bytes));
         set_strips(d, d->strips - 1);
     }
     return WEFT_STATUS_SUCCESS;

@@ -7,7 +7,7 @@ template <class P> DEVICE void load_aux(const P &p, const tile_coordinates &tile
     const u32 s_tiles = epilogue_tiles(consumer_warp), full = aux_arrived(consumer_warp);
     if (lane_index() == 0) {
         wait_stores_read<0>();
-        arrive_expecting(full, EPILOGUE_TILES * EPILOGUE_SLOT_BYTES);
+        arrive_expecting(full, EPILOGUE_TILES * MEMORY.epilogue_slot_bytes);
 #pragma unroll 1
         for (int i = 0; i < EPILOGUE_TILES; ++i) {
             const i32 block = i / (BLOCK_N / EPILOGUE_TILE_N),

@@ -11,9 +11,11 @@
              with few channels 30 % slower
              unsigned indices after the sum: the compiler keeps an address per access, and spills */
 
-constexpr int EPILOGUE_TILE_N = RESULT_BYTES == 4 || BLOCK_N % 64 != 0 ? 32 : 64;
+#include "engines/cuda/product/hopper/epilogue_geometry.h"
+
+constexpr int EPILOGUE_TILE_N = epilogue_tile_columns(RESULT_BYTES, BLOCK_N);
 constexpr u32 EPILOGUE_ROW_BYTES = EPILOGUE_TILE_N * RESULT_BYTES; /* the swizzle span: 128, 64 or 32 bytes */
-constexpr u32 EPILOGUE_TILE_BYTES = 16 * EPILOGUE_ROW_BYTES,
+constexpr u32 EPILOGUE_TILE_BYTES = epilogue_tile_bytes(RESULT_BYTES, BLOCK_N),
               EPILOGUE_SLOT_BYTES = RESULTS * EPILOGUE_TILE_BYTES; /* two results are adjacent */
 
 /* The next epilogue tile of a warp, over all tiles of the product. */

@@ -9,13 +9,10 @@
 #include "graph/ops/matmul.h"
 
 enum {
-    WARPGROUP = 128,         /* threads */
-    BARRIER_BYTES = 16,      /* per slot */
     IDLE_SHARE = 33,         /* at most 1 in this many multiprocessors may be idle so that blocks keep to their
                                   columns */
     SKINNY_ROWS = 128,       /* results with at most this many rows are also tried with A and B swapped */
     STAGES_MIN = 3,          /* minimum stages of 128 bytes of k */
-    SHARED_MAX = 232448,     /* shared memory limit of a block */
     MULTIPROCESSORS_MIN = 4, /* required by a cluster of two parts */
 };
 
@@ -191,20 +188,26 @@ static weftStatus_t accepts_tf32(const struct region *region, const struct devic
 static int tile_groups(const struct hopper *h) { return h->tile->rows / (h->tile->row_blocks * 64); }
 static int consumer_groups(const struct hopper *h) { return tile_is_pingpong(h->tile) ? 2 : tile_groups(h); }
 
-/* Matches the layout in product/hopper/pipeline.cuh: the slots of A and B, each with two barriers of 8 bytes; the
-   warps' epilogue tiles of 16 rows; half a tile of sums that one block of a cluster split sends to the other; and
-   partial sums of columns, one line per warp. */
-static int shared_bytes(const struct hopper *h) {
+static unsigned shared_bytes(const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
-    int warps = consumer_groups(h) * 4, sum_bytes = (int)sizeof(float);
-    int slots = h->stages * ((tile->rows + tile->columns) * HOPPER_K_BYTES + BARRIER_BYTES);
-    int epilogue_tile = 16 * hopper_epilogue_columns(h) * hopper_result_bytes(h) * (h->second ? 2 : 1);
-    int staging = h->store ? warps * h->epilogue_tiles * epilogue_tile : 0;
-    int exchange = tile_splits(tile) > 1 ? tile->rows / 2 * tile->columns * sum_bytes : 0;
-    int partials = warps * h->c.epilogue.spans[SPAN_COLUMN].count * tile->columns * sum_bytes;
-    int own_barriers = tile_splits(tile) > 1 || tile_is_pingpong(tile) ? BARRIER_BYTES : 0;
-    int aux_barriers = h->has_aux_load ? warps * (int)sizeof(int64_t) : 0;
-    return slots + staging + exchange + partials + own_barriers + aux_barriers;
+    struct pipeline_shape shape = {
+        .block_m = tile->rows,
+        .block_n = tile->columns,
+        .group_rows = tile->row_blocks * 64,
+        .stages = h->stages,
+        .consumer_warps = consumer_groups(h) * 4,
+        .cluster_splits = tile_splits(tile),
+        .result_bytes = hopper_result_bytes(h),
+        .results = h->second ? 2 : 1,
+        .is_staged = h->store != NULL,
+        .epilogue_tiles = h->epilogue_tiles,
+        .column_reductions = h->c.epilogue.spans[SPAN_COLUMN].count,
+        .own_barriers = tile_splits(tile) > 1    ? 1
+                        : tile_is_pingpong(tile) ? 2
+                                                 : 0,
+        .aux_load = h->has_aux_load,
+    };
+    return pipeline_memory_of(shape).bytes;
 }
 
 /* If an operand with the result's layout is loaded, there are epilogue tiles for a whole tile, at the cost of stages.

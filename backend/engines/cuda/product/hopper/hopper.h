@@ -5,6 +5,7 @@
 #ifndef WEFT_ENGINES_CUDA_HOPPER_H
 #define WEFT_ENGINES_CUDA_HOPPER_H
 
+#include "engines/cuda/product/hopper/pipeline_geometry.h"
 #include "engines/cuda/product/prologue.h"
 #include "graph/ops/concat.h"
 #include "graph/ops/convolution.h"
@@ -145,7 +146,6 @@ void hopper_emit_scales(struct kernel_source *source, const struct hopper *h);
 enum {
     HOPPER_TILE_ROWS = 33,   /* rows of the tile table */
     HOPPER_SPLITS_MAX = 128, /* splits of k, each a separate block */
-    HOPPER_K_BYTES = 128,    /* bytes of k per step: a row of the 128-byte swizzle */
     HOPPER_PANEL = 64,       /* elements of an MN-major operand that are adjacent in shared memory */
 };
 
@@ -204,10 +204,9 @@ static inline const struct epilogue_operand *hopper_find_store(const struct hopp
 static inline int hopper_result_bytes(const struct hopper *h) {
     return h->store ? (int)dtype_bytes(h->store->type, 1) : 2;
 }
-/* Columns of an epilogue tile. Its row is 128 bytes, the span of the swizzle: 64 elements of 16 bits or 32 of 32 bits;
-   half of it for tiles that 64 does not divide. */
+/* Columns of an epilogue tile. */
 static inline int hopper_epilogue_columns(const struct hopper *h) {
-    return hopper_result_bytes(h) == 4 || h->tile->columns % 64 != 0 ? 32 : 64;
+    return epilogue_tile_columns(hopper_result_bytes(h), h->tile->columns);
 }
 
 /* ---- emit.c: code, maps and arguments ---- */

@@ -6,21 +6,19 @@
 #include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/hopper/patch.h"
+#include "engines/cuda/product/hopper/patch_geometry.h"
 
 /* Limits of the kernel. */
 enum {
-    CONSUMER_GROUPS = 2, /* warpgroups, each with its own tile of pixels */
-    THREADS = 384,
-    ROWS = 64,                 /* rows of the product: filters of one slice of the result or of several */
-    CHANNELS_MAX = 64,         /* per block of channels, whose pixels are rows of 128 bytes */
-    CHANNELS_MIN = 16,         /* or of 32 bytes */
-    STACK_MAX = 4,             /* slices of the result in the product's rows */
-    TAPS_MAX = 49,             /* taps per slice of a filter: 7 x 7 */
-    TAPS_T_MAX = 7,            /* slices of a filter */
-    PHASES_MAX = 4,            /* maximum phases of a strided data gradient, each with its own map of results */
-    KEPT_FILTER_TILES_MAX = 8, /* maximum tiles of 64 filters; a block keeps to one of them if the filters are
-                                  reduced */
-    SHARED_MAX = 232448,       /* shared memory limit of a block, in bytes */
+    THREADS = (1 + CONSUMER_GROUPS) * WARPGROUP,
+    CHANNELS_MAX = 64, /* per block of channels, whose pixels are rows of 128 bytes */
+    CHANNELS_MIN = 16, /* or of 32 bytes */
+    STACK_MAX = 4,     /* slices of the result in the product's rows */
+    TAPS_MAX = 49,     /* taps per slice of a filter: 7 x 7 */
+    TAPS_T_MAX = 7,    /* slices of a filter */
+    PHASES_MAX = 4,    /* maximum phases of a strided data gradient, each with its own map of results */
+    KEPT_FILTER_TILES_MAX =
+        8, /* maximum tiles of 64 filters; a block keeps to one of them if the filters are reduced */
 };
 
 /* Pixels of a tile, the columns of the product: limited by wgmma and by the extent of a TMA box. Less if registers also
@@ -99,11 +97,24 @@ static bool is_volume(const struct patch *h) { return h->g.spatial == 3; }
 static int filters_of_tile(const struct patch *h) { return ROWS / h->stack; }
 static int slices_of(const struct patch *h) { return (int)h->g.w.size[0] + h->stack - 1; }
 
-/* Bytes of one pixel and of one tap of all rows, for a block of channels; and of a pixel of the result, for the filters
-   of a tile. */
-static int pixel_bytes(const struct patch *h) { return h->block * 2; }
-static int filter_bytes(const struct patch *h) { return ROWS * h->block * 2; }
-static int result_bytes(const struct patch *h) { return filters_of_tile(h) * 2; }
+static struct patch_memory memory_of(const struct patch *h) {
+    struct patch_shape shape = {
+        .channels = h->block,
+        .stack = h->stack,
+        .tile_h = h->lines,
+        .tile_w = h->columns,
+        .patch_h = h->patch_h,
+        .pitch = h->pitch,
+        .patch_slots = h->patches,
+        .filter_slots = h->filter_slots,
+        .result_slots = h->result_slots,
+        .aux_load = h->auxiliary != NULL,
+    };
+    return patch_memory_of(shape);
+}
+
+/* Columns of the product. */
+static int pixels_of(const struct patch *h) { return memory_of(h).pixels; }
 
 /* ---- Acceptance -------------------------------------------------------------------------------------------------- */
 
@@ -302,40 +313,14 @@ static bool find_axis(struct axis *axis, const struct conv_geometry *g, int i) {
 
 /* ---- The tile ---------------------------------------------------------------------------------------------------- */
 
-/* Lines of a tile have a pitch of `pitch` pixels in the patch. Products also cover the gaps, but those results are
-   never stored. */
-static int pixels_of(const struct patch *h) { return round_up((h->lines - 1) * h->pitch + h->columns, 8); }
-
-/* The 128-byte swizzle requires slots at multiples of 1024 bytes. */
-static int slot_bytes(int bytes) { return round_up(bytes, 1024); }
-
-/* Pixels of a slice of the result plus one dummy. Pixels in gaps are written to the dummy, which saves a branch. */
-static int result_slot_bytes(const struct patch *h) {
-    return h->stack * slot_bytes((h->lines * h->columns + 1) * result_bytes(h));
-}
-
-/* Slot of a patch in shared memory: large enough for the copied pixels, for what the last tap reads after them, and for
-   a result that reuses the slot. */
-static int patch_slot_bytes(const struct patch *h) {
-    int read = (h->patch_h - h->lines) * h->pitch + h->pitch - h->columns + pixels_of(h);
-    int pixels = max64(read, h->patch_h * h->pitch);
-    return max64(slot_bytes(pixels * pixel_bytes(h)), result_slot_bytes(h));
-}
-
-static int shared_bytes(const struct patch *h) {
-    int slots = CONSUMER_GROUPS * h->result_slots, barriers = 3 * h->patches + 2 * h->filter_slots + 2 * slots + 1;
-    int results = h->auxiliary ? slots * result_slot_bytes(h) : 0;
-    return h->patches * patch_slot_bytes(h) + h->filter_slots * filter_bytes(h) + results + barriers * 8;
-}
-
 /* All taps of the filters if they fit in addition to the patches, otherwise some stages of them. The number of patches
    is maximized first, then filters use the rest. False: even the minimum does not fit. */
 static bool fit_slots(struct patch *h) {
     for (h->patches = PATCHES_MAX; h->patches >= PATCHES_MIN; h->patches--) {
         h->filter_slots = h->is_resident ? taps_of(h) * slices_of(h) : FILTERS_MAX;
-        while (!h->is_resident && h->filter_slots > FILTERS_MIN && shared_bytes(h) > SHARED_MAX)
+        while (!h->is_resident && h->filter_slots > FILTERS_MIN && memory_of(h).bytes > SHARED_MAX)
             h->filter_slots--;
-        if (shared_bytes(h) <= SHARED_MAX)
+        if (memory_of(h).bytes <= SHARED_MAX)
             return true;
     }
     return false;
@@ -371,10 +356,10 @@ static double predict(const struct patch *h, const struct device *device) {
     double items = (double)h->items * phases, blocks = device->cuda.multiprocessors;
     double waves = (double)(int64_t)(items / blocks);
     waves += waves * blocks < items;
-    double products = (double)pixels_of(h) * ROWS * CONSUMER_GROUPS * h->block * taps;
-    double fill =
-        CONSUMER_GROUPS * h->patch_h * h->pitch * pixel_bytes(h) + (h->is_resident ? 0 : taps * filter_bytes(h));
-    double read = CONSUMER_GROUPS * (ROWS + (double)pixels_of(h)) * pixel_bytes(h) * taps;
+    struct patch_memory memory = memory_of(h);
+    double products = (double)memory.pixels * ROWS * CONSUMER_GROUPS * h->block * taps;
+    double fill = CONSUMER_GROUPS * memory.patch_bytes + (h->is_resident ? 0 : taps * memory.filter_bytes);
+    double read = CONSUMER_GROUPS * (ROWS + (double)memory.pixels) * memory.pixel_bytes * taps;
     double step = largest(products / PRODUCTS_PER_CLOCK / EFFICIENCY, fill / FILL_BYTES_PER_CLOCK,
                           (fill + read) / SHARED_BYTES_PER_CLOCK);
     if (h->c.prologue_count > 0)
@@ -765,7 +750,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->seconds = h.seconds;
     TRY(contraction_add_kernel(&kernel, step, &h.c, arena)); /* never NULL, because analyse() refuses empty results */
     TRY(emit_kernel(kernel, &h, arena));
-    contraction_set_launch(kernel, blocks, THREADS, shared_bytes(&h));
+    contraction_set_launch(kernel, blocks, THREADS, memory_of(&h).bytes);
     kernel->is_dependent = true;
     TRY(reductions_build(step, &h.c, h.lines_of_partials, arena));
     return describe(step, &h, arena);

@@ -16,13 +16,13 @@ DEVICE void ready_patch(const P &p, const patch_cursor &patch, const tile_coordi
         const auto along = read_along(p, channel + chunk * 8, false);
         const auto across = read_across(p, 0);
         wait(patch_arrived(patch.slot), patch.phase);
-        u32 s = patch_slot(patch.slot) + first * PIXEL_BYTES + (chunk ^ first % 8) * 16;
-        for (i32 row = first; row < ROWS; row += 16 * AT_ONCE, s += 16 * AT_ONCE * PIXEL_BYTES) {
+        u32 s = patch_slot(patch.slot) + first * MEMORY.pixel_bytes + (chunk ^ first % 8) * 16;
+        for (i32 row = first; row < ROWS; row += 16 * AT_ONCE, s += 16 * AT_ONCE * MEMORY.pixel_bytes) {
             words r[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i)
                 if (row + 16 * i < ROWS)
-                    r[i] = load_words(s + i * 16 * PIXEL_BYTES);
+                    r[i] = load_words(s + i * 16 * MEMORY.pixel_bytes);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
                 const i32 line = (row + 16 * i) / PITCH, column = row + 16 * i - line * PITCH;
@@ -34,7 +34,7 @@ DEVICE void ready_patch(const P &p, const patch_cursor &patch, const tile_coordi
 #pragma unroll
                 for (int word = 0; word < 4 && !CHANNELS_ARE_WHOLE; ++word)
                     r[i].at[word] &= left > 2 * word + 1 ? ~0u : left == 2 * word + 1 ? 0xffff : 0;
-                store_words(s + i * 16 * PIXEL_BYTES, r[i]);
+                store_words(s + i * 16 * MEMORY.pixel_bytes, r[i]);
             }
         }
         publish_to_async_proxy();
@@ -60,12 +60,12 @@ DEVICE void finish_products(sums &r_y, u32 last_patch, u32 last_filter) {
    would exceed the products. */
 template <class P>
 DEVICE void multiply_slice(sums &r_y, const P &p, const taps &seen, u32 filters, u32 patch, bool adds) {
-    const u64 w = operand<A_ROW>(filters + seen.number(p, 0, 0) * FILTER_BYTES, A_PANEL),
-              x = operand<PIXEL_BYTES>(patch + seen.pixel(p, 0, 0) * PIXEL_BYTES, 0);
-    const i64 line = (i64)(i32)p.move_h * PITCH * (i64)(PIXEL_BYTES / 16),
-              pixel = (i64)(i32)p.move_w * (i64)(PIXEL_BYTES / 16),
-              row = (i64)(i32)p.step_r * TAPS_S * (i64)(FILTER_BYTES / 16),
-              tap = (i64)(i32)p.step_s * (i64)(FILTER_BYTES / 16);
+    const u64 w = operand<A_ROW>(filters + seen.number(p, 0, 0) * MEMORY.filter_bytes, A_PANEL),
+              x = operand<MEMORY.pixel_bytes>(patch + seen.pixel(p, 0, 0) * MEMORY.pixel_bytes, 0);
+    const i64 line = (i64)(i32)p.move_h * PITCH * (i64)(MEMORY.pixel_bytes / 16),
+              pixel = (i64)(i32)p.move_w * (i64)(MEMORY.pixel_bytes / 16),
+              row = (i64)(i32)p.step_r * TAPS_S * (i64)(MEMORY.filter_bytes / 16),
+              tap = (i64)(i32)p.step_s * (i64)(MEMORY.filter_bytes / 16);
     mma_fence();
 #pragma unroll
     for (int r = 0; r < TAPS_R; ++r)
@@ -104,7 +104,8 @@ DEVICE u32 multiply_tile(sums &r_y, const P &p, const taps &seen, const tile_coo
                 filter.slot = i % SLICES * TAPS + seen.number(p, r, s);
             wait(filter_arrived(filter.slot), filter.phase);
             const u64 w = operand<A_ROW>(filter_slot(filter.slot), A_PANEL),
-                      x = operand<PIXEL_BYTES>(patch_slot(patch.slot) + seen.pixel(p, r, s) * PIXEL_BYTES, 0);
+                      x = operand<MEMORY.pixel_bytes>(patch_slot(patch.slot) + seen.pixel(p, r, s) * MEMORY.pixel_bytes,
+                                                      0);
             mma_fence();
 #pragma unroll
             for (int k = 0; k < BLOCK_K / 16; ++k)

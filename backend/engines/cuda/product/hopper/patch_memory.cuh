@@ -11,21 +11,14 @@
 
 constexpr int BLOCK_K = CHANNELS, TAPS = TAPS_R * TAPS_S; /* per slice */
 constexpr int FILTERS_OF_TILE = 64 / STACK, SLICES = TAPS_T + STACK - 1;
-constexpr int PIXELS = ((TILE_H - 1) * PITCH + TILE_W + 7) / 8 * 8;          /* columns of the product */
-constexpr u32 PIXEL_BYTES = BLOCK_K * 2, RESULT_BYTES = FILTERS_OF_TILE * 2; /* bytes per pixel */
-constexpr u32 PATCH_BYTES = PATCH_H * PITCH * PIXEL_BYTES;                   /* [PATCH_H, PITCH, BLOCK_K], swizzled */
-constexpr u32 READ_BYTES =
-    ((PATCH_H - TILE_H) * PITCH + PITCH - TILE_W + PIXELS) * PIXEL_BYTES; /* the last tap reads past the patch */
+constexpr patch_memory MEMORY = patch_memory_of(
+    patch_shape{CHANNELS, STACK, TILE_H, TILE_W, PATCH_H, PITCH, PATCH_SLOTS, FILTER_SLOTS, RESULT_SLOTS, AUX_LOAD});
+constexpr int PIXELS = MEMORY.pixels;             /* columns of the product */
 constexpr u32 TILE_BYTES = TILE_H * TILE_W * 128; /* [STACK][TILE_H, TILE_W, FILTERS_OF_TILE], swizzled */
-DEVICE constexpr u32 whole_slots(u32 a, u32 b) { return ((a > b ? a : b) + 1023) / 1024 * 1024; }
-constexpr u32 RESULT_SLICE = whole_slots((TILE_H * TILE_W + 1) * RESULT_BYTES, 0); /* including the dummy row */
-constexpr u32 PATCH_SLOT = whole_slots(READ_BYTES, whole_slots(PATCH_BYTES, STACK *RESULT_SLICE));
-constexpr u32 RESULT_SLOT = AUX_LOAD ? STACK * RESULT_SLICE : 0;
-constexpr u32 FILTER_BYTES = 64 * BLOCK_K * 2; /* one tap: [STACK][FILTERS_OF_TILE, BLOCK_K], or MN-major */
-constexpr u32 FILTERS = PATCH_SLOTS * PATCH_SLOT, RESULTS = FILTERS + FILTER_SLOTS * FILTER_BYTES,
-              BARRIERS = RESULTS + CONSUMER_GROUPS * RESULT_SLOTS * RESULT_SLOT;
-constexpr u32 A_ROW = A_IS_MN_MAJOR ? RESULT_BYTES : PIXEL_BYTES, A_PANEL = A_IS_MN_MAJOR ? FILTER_BYTES / STACK : 0,
-              A_STEP = A_IS_MN_MAJOR ? RESULT_BYTES : 2, B_STEP = 2; /* steps: units of 16 bytes for 16 channels */
+constexpr u32 A_ROW = A_IS_MN_MAJOR ? MEMORY.result_bytes : MEMORY.pixel_bytes,
+              A_PANEL = A_IS_MN_MAJOR ? MEMORY.filter_bytes / STACK : 0,
+              A_STEP = A_IS_MN_MAJOR ? MEMORY.result_bytes : 2,
+              B_STEP = 2; /* steps: units of 16 bytes for 16 channels */
 /* dummy row for pixels that are not part of the result */
 constexpr int SPARE_ROW = TILE_H * TILE_W;
 constexpr u32 LINE_BYTES = 64 * TILE_W * 2; /* a line of a planar tile: [64 filters, TILE_W] */
@@ -38,17 +31,16 @@ static_assert(!HAS_PROLOGUE || (BLOCK_K == 64 && !IS_VOLUME), "a prologue is gen
 static_assert(!IS_RESIDENT || SLICES <= 2 * PATCH_SLOTS, "a warpgroup skips the other's slices in one step");
 static_assert(PATCH_SLOTS >= 3,
               "a patch is given back one tap into the next one: with two slots a warpgroup would wait for itself");
-static_assert(BARRIERS + (3 * PATCH_SLOTS + 2 * FILTER_SLOTS + 2 * CONSUMER_GROUPS * RESULT_SLOTS + 1) * 8 <= 232448,
-              "227 KB is all a block can have");
+static_assert(MEMORY.bytes <= SHARED_MAX, "227 KB is all a block can have");
 
 extern __shared__ __align__(1024) unsigned char s_memory[];
 
 /* The number of a patch's fill counts modulo twice the number of slots. */
 DEVICE u32 slot_of(u32 fill) { return fill < PATCH_SLOTS ? fill : fill - PATCH_SLOTS; }
-DEVICE u32 patch_slot(u32 fill) { return shared_address(s_memory) + slot_of(fill) * PATCH_SLOT; }
-DEVICE u32 result_slot(u32 out) { return shared_address(s_memory) + RESULTS + out * RESULT_SLOT; }
-DEVICE u32 filter_slot(u32 slot) { return shared_address(s_memory) + FILTERS + slot * FILTER_BYTES; }
-DEVICE u32 patch_arrived(u32 fill) { return shared_address(s_memory) + BARRIERS + fill * 8; }
+DEVICE u32 patch_slot(u32 fill) { return shared_address(s_memory) + slot_of(fill) * MEMORY.patch_slot; }
+DEVICE u32 result_slot(u32 out) { return shared_address(s_memory) + MEMORY.results + out * MEMORY.result_slot; }
+DEVICE u32 filter_slot(u32 slot) { return shared_address(s_memory) + MEMORY.filters + slot * MEMORY.filter_bytes; }
+DEVICE u32 patch_arrived(u32 fill) { return shared_address(s_memory) + MEMORY.barriers + fill * 8; }
 DEVICE u32 patch_released(u32 fill) { return patch_arrived(2 * PATCH_SLOTS + slot_of(fill)); }
 DEVICE u32 filter_arrived(u32 slot) { return patch_arrived(3 * PATCH_SLOTS + slot); }
 DEVICE u32 filter_released(u32 slot) { return filter_arrived(FILTER_SLOTS + slot); }

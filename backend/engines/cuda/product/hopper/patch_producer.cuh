@@ -4,7 +4,7 @@ template <class P> DEVICE void load_patch(const P &p, u32 fill, i32 number, cons
     const i32 channel = number / SLICES * BLOCK_K, column = at.column + (i32)p.corner_w,
               line = at.line + (i32)p.corner_h;
     wait(patch_released(fill), fill < PATCH_SLOTS); /* the parity alternates with the fills of a slot */
-    arrive_expecting(patch_arrived(fill), PATCH_BYTES);
+    arrive_expecting(patch_arrived(fill), MEMORY.patch_bytes);
     if constexpr (IS_VOLUME)
         load_box(patch_slot(fill), p.x_map, patch_arrived(fill), channel, column, line,
                  at.slice + (i32)p.corner_d + number % SLICES * (i32)p.move_d, at.image);
@@ -27,11 +27,11 @@ DEVICE void load_patches(const arguments &p) {
 template <class P> DEVICE void load_filter(const P &p, u32 slot, i32 slice, i32 number, i32 channel, i32 filter) {
     const i32 x = A_IS_MN_MAJOR ? filter : channel, y = number % TAPS_S, z = number / TAPS_S,
               last = A_IS_MN_MAJOR ? channel : filter;
-    arrive_expecting(filter_arrived(slot), FILTER_BYTES);
+    arrive_expecting(filter_arrived(slot), MEMORY.filter_bytes);
     if constexpr (IS_VOLUME) {
 #pragma unroll 1
         for (int i = 0; i < STACK; ++i)
-            load_box(filter_slot(slot) + i * (FILTER_BYTES / STACK), p.w_map, filter_arrived(slot), x, y, z,
+            load_box(filter_slot(slot) + i * (MEMORY.filter_bytes / STACK), p.w_map, filter_arrived(slot), x, y, z,
                      (i32)p.first_t + (slice - i) * (i32)p.step_t, last);
     } else {
         load_box(filter_slot(slot), p.w_map, filter_arrived(slot), x, y, z, last);

@@ -26,7 +26,9 @@
              multiply_accumulate (m64 x PIXELS x 32 bytes)
    Measured  docs/kernels.md, with rejected variants */
 
-constexpr int CONSUMER_GROUPS = 2, THREADS = (1 + CONSUMER_GROUPS) * 128;
+#include "engines/cuda/product/hopper/patch_geometry.h"
+
+constexpr int THREADS = (1 + CONSUMER_GROUPS) * 128;
 #include "product/hopper/patch_memory.cuh"
 #include "product/hopper/patch_scheduler.cuh"
 #include "product/hopper/patch_producer.cuh"

@@ -8,7 +8,7 @@ template <class P> DEVICE void load_aux(const P &p, const tile_scheduler &item, 
     const u32 out = group * RESULT_SLOTS + slot;
     arrive_expecting(result_ready(out), TILE_BYTES);
     for (int i = 0; i < STACK && IS_VOLUME; ++i)
-        load_box(result_slot(out) + i * RESULT_SLICE, (&p.b_map0)[item.phase], result_ready(out), item.filter(p),
+        load_box(result_slot(out) + i * MEMORY.result_slice, (&p.b_map0)[item.phase], result_ready(out), item.filter(p),
                  at.column, at.line, at.slice + i, at.image);
     if constexpr (!IS_VOLUME)
         load_box(result_slot(out), (&p.b_map0)[item.phase], result_ready(out), item.filter(p), at.column, at.line,
@@ -30,8 +30,8 @@ template <class P> DEVICE void store_tiles(const P &p, int group) {
         const u32 out = group * RESULT_SLOTS + result.slot, s_y = AUX_LOAD ? result_slot(out) : patch_slot(patch.slot);
         wait(result_written(out), result.phase); /* TMA drops pixels outside y */
         for (int i = 0; i < STACK && IS_VOLUME; ++i)
-            store_box((&p.y_map0)[item.phase], s_y + i * RESULT_SLICE, item.filter(p), at.column, at.line, at.slice + i,
-                      at.image);
+            store_box((&p.y_map0)[item.phase], s_y + i * MEMORY.result_slice, item.filter(p), at.column, at.line,
+                      at.slice + i, at.image);
         if constexpr (!IS_PLANAR && !IS_VOLUME)
             store_box((&p.y_map0)[item.phase], s_y, item.filter(p), at.column, at.line, at.image);
         for (int line = 0; line < TILE_H && IS_PLANAR; ++line)

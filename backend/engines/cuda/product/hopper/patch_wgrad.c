@@ -7,21 +7,19 @@
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/hopper/patch.h"
+#include "engines/cuda/product/hopper/patch_wgrad_geometry.h"
 
 #include <math.h>
 
 /* Limits of the kernel. */
 enum {
-    THREADS = 512,
-    CONSUMER_GROUPS = 3, /* warpgroups, each with a third of a slice's taps */
-    ROWS = 64,           /* rows of the product: filters */
-    PRODUCT_K = 16,      /* adjacent pixels */
-    TAPS_MAX = 18,       /* per slice */
-    SUMS_MAX = 96,       /* sums per thread: 128 registers hold them and the offsets of taps */
-    BOX_MAX = 256,       /* pixels along a dimension of a box */
+    THREADS = (1 + CONSUMER_GROUPS) * WARPGROUP,
+    PRODUCT_K = 16, /* adjacent pixels */
+    TAPS_MAX = 18,  /* per slice */
+    SUMS_MAX = 96,  /* sums per thread: 128 registers hold them and the offsets of taps */
+    BOX_MAX = 256,  /* pixels along a dimension of a box */
     STAGES_MIN = 3,
     STAGES_MAX = 8,
-    SHARED_MAX = 232448, /* shared memory limit of a block, in bytes */
 };
 
 static const double POWERED_CLOCK = 1.54e9;       /* Hz, under the power limit, if all multiprocessors are busy */
@@ -85,10 +83,17 @@ static weftStatus_t check_types(const struct patch_wgrad *h) {
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
-static int patch_bytes(const struct patch_wgrad *h) { return round_up(h->patch_h * h->pitch * h->block * 2, 1024); }
-static int stage_bytes(const struct patch_wgrad *h) { return patch_bytes(h) + h->lines * h->columns * ROWS * 2; }
-/* Matches the layout of the kernel: stages, each with two barriers. */
-static int shared_bytes(const struct patch_wgrad *h) { return h->stages * (stage_bytes(h) + 16); }
+static struct patch_wgrad_memory memory_of(const struct patch_wgrad *h) {
+    struct patch_wgrad_shape shape = {
+        .channels = h->block,
+        .tile_h = h->lines,
+        .tile_w = h->columns,
+        .patch_h = h->patch_h,
+        .pitch = h->pitch,
+        .stages = h->stages,
+    };
+    return patch_wgrad_memory_of(shape);
+}
 
 /* Clocks per tile and block: the longer of loading the tile and multiplying, which is limited by the products or by
    their reads of shared memory, dY once per warpgroup and X once per tap. */
@@ -96,7 +101,7 @@ static double tile_clocks(const struct patch_wgrad *h) {
     double steps = h->lines * h->columns / PRODUCT_K, taps = (double)taps_of(h);
     double products = taps * ROWS * h->block * PRODUCT_K / PRODUCTS_PER_CLOCK,
            reading = (CONSUMER_GROUPS * ROWS + taps * h->block) * PRODUCT_K * 2 / SHARED_BYTES_PER_CLOCK,
-           fetching = stage_bytes(h) / FILL_BYTES_PER_CLOCK, multiplying = steps * fmax(products, reading);
+           fetching = memory_of(h).stage_bytes / FILL_BYTES_PER_CLOCK, multiplying = steps * fmax(products, reading);
     return TILE_CLOCKS + fmax(multiplying, fetching);
 }
 
@@ -112,7 +117,7 @@ static bool fit(struct patch_wgrad *h, int block, int lines, int columns) {
     h->columns = columns;
     h->patch_h = lines + (int)reach_h;
     h->pitch = columns + (int)reach_w;
-    h->stages = (int)min64(SHARED_MAX / (stage_bytes(h) + 16), STAGES_MAX);
+    h->stages = (int)min64(SHARED_MAX / (memory_of(h).stage_bytes + 2 * BARRIER_BYTES), STAGES_MAX);
     h->channel_blocks = divide_up(g->c, block);
     h->filter_tiles = divide_up(g->k, ROWS);
     h->tiles_p = divide_up(g->y.size[1], lines);
@@ -255,7 +260,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     if (!kernel)
         return WEFT_STATUS_SUCCESS;
     TRY(emit_kernel(kernel, &h, arena));
-    contraction_set_launch(kernel, kinds_of(&h) * h.parts, THREADS, shared_bytes(&h));
+    contraction_set_launch(kernel, kinds_of(&h) * h.parts, THREADS, memory_of(&h).bytes);
     kernel->is_dependent = true;
     TRY(contraction_add_combine(step, &h.c, arena));
     return arena_print(arena, &step->detail,

@@ -19,23 +19,23 @@
    Predicted 3x3x3 of 32 channels on 2x32x128^3: 490 us at the rate of the tensor cores, half of whose rows are padding.
              Not measured */
 
-constexpr int CONSUMER_GROUPS = 3, THREADS = (1 + CONSUMER_GROUPS) * 128;
+#include "engines/cuda/product/hopper/patch_wgrad_geometry.h"
+
+constexpr int THREADS = (1 + CONSUMER_GROUPS) * 128;
 constexpr int TAPS = TAPS_R * TAPS_S, OWN_TAPS = (TAPS + CONSUMER_GROUPS - 1) / CONSUMER_GROUPS;
 constexpr int STEPS = TILE_H * TILE_W / 16; /* steps along k per tile */
-constexpr u32 PIXEL_BYTES = CHANNELS * 2, LOSS_BYTES = 64 * 2;
-constexpr u32 PATCH_BYTES = PATCH_H * PITCH * PIXEL_BYTES;    /* [PATCH_H][PITCH][CHANNELS], swizzled */
-constexpr u32 LOSS_TILE_BYTES = TILE_H * TILE_W * LOSS_BYTES; /* [TILE_H][TILE_W][64 filters], swizzled */
-constexpr u32 PATCH_SLOT = (PATCH_BYTES + 1023) / 1024 * 1024, STAGE_BYTES = PATCH_SLOT + LOSS_TILE_BYTES;
-constexpr u32 BARRIERS = STAGES * STAGE_BYTES;
+constexpr patch_wgrad_memory MEMORY =
+    patch_wgrad_memory_of(patch_wgrad_shape{CHANNELS, TILE_H, TILE_W, PATCH_H, PITCH, STAGES});
+constexpr u32 LOSS_BYTES = ROWS * 2; /* bytes per pixel of dY */
 static_assert(TILE_W % 16 == 0, "the 16 pixels of a product are neighbours in the patch");
 static_assert(OWN_TAPS * CHANNELS / 2 <= 96, "the sums must fit in registers");
-static_assert(BARRIERS + 2 * STAGES * 8 <= 232448, "227 KB is all a block can have");
+static_assert(MEMORY.bytes <= SHARED_MAX, "227 KB is all a block can have");
 
 extern __shared__ __align__(1024) unsigned char s_memory[];
 
-DEVICE u32 patch_slot(u32 slot) { return shared_address(s_memory) + slot * STAGE_BYTES; }
-DEVICE u32 loss_slot(u32 slot) { return patch_slot(slot) + PATCH_SLOT; }
-DEVICE u32 arrived(u32 slot) { return shared_address(s_memory) + BARRIERS + slot * 8; }
+DEVICE u32 patch_slot(u32 slot) { return shared_address(s_memory) + slot * MEMORY.stage_bytes; }
+DEVICE u32 loss_slot(u32 slot) { return patch_slot(slot) + MEMORY.patch_slot; }
+DEVICE u32 arrived(u32 slot) { return shared_address(s_memory) + MEMORY.barriers + slot * 8; }
 DEVICE u32 released(u32 slot) { return arrived(STAGES + slot); }
 
 struct slot_cursor {
@@ -89,7 +89,7 @@ DEVICE bool is_inside_volume(const arguments &p, const share &own, const tile &a
 /* A template, because images have no fifth coordinate. */
 template <class P> DEVICE void load_tile(const P &p, const share &own, const tile &at, u32 slot) {
     const i32 column = at.column - (i32)p.pre_w, line = at.line - (i32)p.pre_h;
-    arrive_expecting(arrived(slot), PATCH_BYTES + LOSS_TILE_BYTES);
+    arrive_expecting(arrived(slot), MEMORY.patch_bytes + MEMORY.loss_bytes);
     if constexpr (IS_VOLUME) {
         load_box(patch_slot(slot), p.x_map, arrived(slot), own.channel, column, line, slice_under(p, own, at),
                  at.image);
@@ -121,7 +121,7 @@ DEVICE int own_tap(int group, int i) { return group * OWN_TAPS + i; }
 /* Offset of X under a tap from that under the first one, in units of descriptors. Surplus taps repeat the last one. */
 DEVICE u32 tap_offset(int tap) {
     const int t = tap < TAPS ? tap : TAPS - 1;
-    return (t / TAPS_S * (DILATION_R * PITCH) + t % TAPS_S * DILATION_S) * (PIXEL_BYTES / 16);
+    return (t / TAPS_S * (DILATION_R * PITCH) + t % TAPS_S * DILATION_S) * (MEMORY.pixel_bytes / 16);
 }
 
 /* Offset of a lane's row of dY. Of 16 pixels, lane l has pixel l / 16 * 8 + l % 8; of the warp's 16 filters, its row
@@ -133,7 +133,7 @@ DEVICE u32 lane_offset() {
 
 DEVICE void multiply_tile(sums &r_w, u32 slot, const u32 (&taps)[OWN_TAPS], u32 lane_at) {
     u32 r_loss[2][4];
-    const u64 x = operand<PIXEL_BYTES>(patch_slot(slot), 0);
+    const u64 x = operand<MEMORY.pixel_bytes>(patch_slot(slot), 0);
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
         constexpr int STEPS_OF_LINE = TILE_W / 16;
@@ -142,7 +142,7 @@ DEVICE void multiply_tile(sums &r_w, u32 slot, const u32 (&taps)[OWN_TAPS], u32 
         mma_fence();
 #pragma unroll
         for (int t = 0; t < OWN_TAPS; ++t)
-            multiply_accumulate(r_w[t], r_loss[step % 2], x + (taps[t] + pixel * (PIXEL_BYTES / 16)), true);
+            multiply_accumulate(r_w[t], r_loss[step % 2], x + (taps[t] + pixel * (MEMORY.pixel_bytes / 16)), true);
         mma_commit();
         mma_wait<1>(); /* the previous step has read its dY */
     }

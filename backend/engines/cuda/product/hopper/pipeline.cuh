@@ -17,14 +17,15 @@ constexpr int CONSUMER_REGISTERS = CONSUMER_GROUPS > 2 ? 160 : NEEDS_MOST_REGIST
 /* In addition to accumulators and addresses. */
 constexpr int ACCUMULATOR_SPARE_REGISTERS = CONSUMER_REGISTERS - ROW_BLOCKS * BLOCK_N / 2 - ADDRESS_REGISTERS;
 
+#include "engines/cuda/product/hopper/pipeline_geometry.h"
 #include "product/hopper/reductions.cuh"
 #include "product/hopper/epilogue_staged.cuh"
 #include "product/hopper/reductions_staged.cuh"
 
-constexpr int PRODUCTS_PER_SLOT = 4;                            /* each covers 32 bytes of k */
-constexpr u32 A_BYTES = BLOCK_M * 128, B_BYTES = BLOCK_N * 128; /* bytes of A and of B in a slot, which covers 128 bytes
-                                                                   of k */
-constexpr u32 SLOT_BYTES = A_BYTES + B_BYTES;
+constexpr pipeline_memory MEMORY = pipeline_memory_of(
+    pipeline_shape{BLOCK_M, BLOCK_N, GROUP_ROWS, STAGES, CONSUMER_WARPS, CLUSTER_SPLITS, RESULT_BYTES, RESULTS,
+                   IS_STAGED, EPILOGUE_TILES, COLUMN_REDUCTIONS, OWN_BARRIERS, AUX_LOAD});
+constexpr int PRODUCTS_PER_SLOT = 4; /* each covers 32 bytes of k */
 /* K-major: rows of 128 bytes along k. MN-major: adjacent panels of 64 elements, [BLOCK_K][64]. In these, 32 bytes of k
    are 2 units of 16 bytes or 16 rows of 128 bytes, respectively. */
 constexpr u32 PANEL_BYTES = 64 * 128;
@@ -35,20 +36,12 @@ constexpr int A_BOXES = A_IS_MN_MAJOR ? BLOCK_M / 64 : 1, B_BOXES = B_IS_MN_MAJO
 static_assert((!A_IS_MN_MAJOR || BLOCK_M % 64 == 0) && (!B_IS_MN_MAJOR || BLOCK_N % 64 == 0) &&
                   BLOCK_N % B_BOXES == 0 && B_BOXES % CLUSTER == 0,
               "boxes cover the tile, and blocks of a cluster load equally many");
-constexpr u32 A_BOX_BYTES = A_BYTES / A_BOXES, B_BOX_BYTES = B_BYTES / B_BOXES;
-
-constexpr u32 EPILOGUE_AT = STAGES * SLOT_BYTES; /* epilogue tiles of each consumer warp */
-constexpr u32 EXCHANGE_AT = EPILOGUE_AT + (IS_STAGED ? CONSUMER_WARPS * EPILOGUE_TILES * EPILOGUE_SLOT_BYTES : 0);
-constexpr u32 EXCHANGE_BYTES =
-    CLUSTER_SPLITS > 1 ? GROUP_ROWS * BLOCK_N * 4 : 0;    /* sums from the other block of a tile */
-constexpr u32 PARTIALS_AT = EXCHANGE_AT + EXCHANGE_BYTES; /* partial sums of columns, per consumer warp */
-constexpr u32 BARRIERS = PARTIALS_AT + CONSUMER_WARPS * PARTIALS_BYTES;
-constexpr u32 BARRIERS_END = BARRIERS + STAGES * 16 + OWN_BARRIERS * 8;
+constexpr u32 A_BOX_BYTES = MEMORY.a_bytes / A_BOXES, B_BOX_BYTES = MEMORY.b_bytes / B_BOXES;
 
 static_assert(BLOCK_M == TILE_GROUPS * GROUP_ROWS && BLOCK_N % 8 == 0 && BLOCK_N <= 256,
               "wgmma makes 64 rows and up to 256 columns");
 static_assert(B_BOXES % CLUSTER == 0, "each block of a cluster loads its share of B");
-static_assert(BARRIERS_END + (AUX_LOAD ? CONSUMER_WARPS * 8 : 0) <= 232448, "227 KB is all a block can have");
+static_assert(MEMORY.bytes <= SHARED_MAX, "227 KB is all a block can have");
 /* Registers are redistributed within the launch's allocation of this block; growing beyond it would never return. */
 static_assert(PRODUCER_REGISTERS + CONSUMER_GROUPS * CONSUMER_REGISTERS <=
                   (1 + CONSUMER_GROUPS) * (65536 / THREADS / 8 * 8),
@@ -56,15 +49,15 @@ static_assert(PRODUCER_REGISTERS + CONSUMER_GROUPS * CONSUMER_REGISTERS <=
 
 extern __shared__ __align__(1024) unsigned char s_memory[]; /* the swizzle requires slots aligned to 1024 bytes */
 
-DEVICE u32 a_slot(u32 slot) { return shared_address(s_memory) + slot * SLOT_BYTES; }
-DEVICE u32 b_slot(u32 slot) { return a_slot(slot) + A_BYTES; }
+DEVICE u32 a_slot(u32 slot) { return shared_address(s_memory) + slot * MEMORY.slot_bytes; }
+DEVICE u32 b_slot(u32 slot) { return a_slot(slot) + MEMORY.a_bytes; }
 DEVICE u32 epilogue_tiles(u32 consumer_warp) {
-    return shared_address(s_memory) + EPILOGUE_AT + consumer_warp * EPILOGUE_TILES * EPILOGUE_SLOT_BYTES;
+    return shared_address(s_memory) + MEMORY.epilogue + consumer_warp * EPILOGUE_TILES * MEMORY.epilogue_slot_bytes;
 }
-DEVICE u32 arrived(u32 slot) { return shared_address(s_memory) + BARRIERS + slot * 8; }
+DEVICE u32 arrived(u32 slot) { return shared_address(s_memory) + MEMORY.barriers + slot * 8; }
 DEVICE u32 released(u32 slot) { return arrived(slot) + STAGES * 8; }
 DEVICE u32 own_barrier(u32 i) { return released(STAGES) + i * 8; }
-DEVICE u32 aux_arrived(u32 consumer_warp) { return shared_address(s_memory) + BARRIERS_END + consumer_warp * 8; }
+DEVICE u32 aux_arrived(u32 consumer_warp) { return shared_address(s_memory) + MEMORY.aux_barriers + consumer_warp * 8; }
 
 #include "product/hopper/pipeline_cursor.cuh"
 

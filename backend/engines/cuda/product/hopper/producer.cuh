@@ -20,7 +20,7 @@ DEVICE i32 fill_early(const arguments &p, const tile_scheduler &at) {
     const i32 steps = p.a_is_early || p.b_is_early ? at.steps(p) : 0, count = steps < STAGES ? steps : STAGES;
     k_cursor k(p, at, at.first_step(p));
     for (i32 slot = 0; slot < count; ++slot, k.advance(p, at)) {
-        arrive_expecting(arrived(slot), SLOT_BYTES);
+        arrive_expecting(arrived(slot), MEMORY.slot_bytes);
         if (p.a_is_early)
             fill_a(p, at, k, slot);
         if (p.b_is_early)
@@ -41,7 +41,7 @@ DEVICE void load_tiles(const arguments &p, tile_scheduler at) {
                 if constexpr (THREADS_READ_A)
                     publish_to_async_proxy(); /* order the consumers' reads before the loads that overwrite them */
                 /* boxes that extend past an edge still count in full */
-                arrive_expecting(arrived(fill.slot), SLOT_BYTES);
+                arrive_expecting(arrived(fill.slot), MEMORY.slot_bytes);
             }
             if (early <= 0 || !p.a_is_early)
                 fill_a(p, at, k, fill.slot);

@@ -4,7 +4,7 @@
 
 /* The consumers' work, with or without reductions. */
 template <class P> DEVICE void consume(const P &p, const tile_scheduler &at, u32 consumer_warp) {
-    const u32 s_partials = shared_address(s_memory) + PARTIALS_AT + consumer_warp * PARTIALS_BYTES;
+    const u32 s_partials = shared_address(s_memory) + MEMORY.partials + consumer_warp * MEMORY.partials_bytes;
     if constexpr (REDUCES_STAGED) {
         staged_reductions<P> reductions(s_partials);
         consume_tiles(p, at, consumer_warp, reductions);

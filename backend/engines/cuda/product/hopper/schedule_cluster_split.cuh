@@ -9,14 +9,14 @@ static_assert(CLUSTER == 1 && !IS_SPLIT && !HAS_PHASES && !HAS_OVERRIDES && !AUX
 DEVICE u32 partials_arrived() { return own_barrier(0); }
 DEVICE void init_own_barriers() {
     barrier_init(partials_arrived(), 1);
-    arrive_expecting(partials_arrived(), EXCHANGE_BYTES);
+    arrive_expecting(partials_arrived(), MEMORY.exchange_bytes);
 }
 
 DEVICE u32 word_of(float sum) { return __float_as_uint(sum); }
 DEVICE u32 word_of(i32 sum) { return (u32)sum; }
 DEVICE void add_word(float &sum, u32 word) { sum += __uint_as_float(word); }
 DEVICE void add_word(i32 &sum, u32 word) { sum += (i32)word; }
-DEVICE u32 exchange_address() { return shared_address(s_memory) + EXCHANGE_AT + threadIdx.x % 128 * 16; }
+DEVICE u32 exchange_address() { return shared_address(s_memory) + MEMORY.exchange + threadIdx.x % 128 * 16; }
 
 DEVICE void send_partials(const accumulators &r_c, u32 block) {
     const u32 peer_sums = peer_address(exchange_address(), block), full = peer_address(partials_arrived(), block);

@@ -2,7 +2,9 @@
    row of ldmatrix. Columns are sorted by their remainder modulo the stride, so that the pixels that adjacent outputs
    read at the same tap are adjacent, too. */
 
-constexpr int PIXEL = 8; /* channels; those after the image's own are zeros */
+#include "engines/cuda/product/stem/stem_geometry.h"
+
+/* Channels after the image's own are zeros. */
 template <class T> using pixel = run<T, PIXEL>;
 
 template <class T> struct channels_image {
@@ -27,7 +29,7 @@ template <int RUN, class T> DEVICE void load_pixel(pixel<T> *to, const T *from, 
 
 template <class T, int RUN, int ROWS, int COLUMNS, int STRIDE> struct pixel_patch {
     static constexpr int PLANE = (COLUMNS + STRIDE - 1) / STRIDE, PITCH = PLANE * STRIDE;
-    pixel<T> at[ROWS * PITCH];
+    pixel<T> at[stem_pixels(ROWS, COLUMNS, STRIDE)];
 
     static constexpr DEVICE int offset(int row, int column) {
         return row * PITCH + column % STRIDE * PLANE + column / STRIDE;
@@ -48,8 +50,8 @@ template <class T, int RUN, int ROWS, int COLUMNS, int STRIDE> struct pixel_patc
 
 /* A patch of an image with many channels, FILTERS of them: [row][column][channel]. */
 template <class T, int RUN, int FILTERS, int ROWS, int COLUMNS> struct filter_patch {
-    static constexpr int PITCH = FILTERS + 8; /* 16-byte pieces of adjacent pixels are in different banks */
-    alignas(16) T at[ROWS * COLUMNS * PITCH];
+    static constexpr int PITCH = FILTERS + PITCH_PAD;
+    alignas(16) T at[stem_loss_elements(ROWS, COLUMNS, FILTERS)];
 
     static constexpr DEVICE int offset(int row, int column) { return (row * COLUMNS + column) * PITCH; }
 

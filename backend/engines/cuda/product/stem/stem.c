@@ -14,7 +14,6 @@ enum {
     FILTER_WARPS = 8,     /* product/stem/stem_wgrad.cuh distributes the taps and filters among them */
     FILTER_STAGES = 3,    /* tiles of X and dY in shared memory */
     IMAGE_WARPS = 4,      /* per block of the forward kernel and the data gradient */
-    PITCH_PAD = 8,        /* elements after the filters of a pixel in shared memory */
     BLOCK_RESERVE = 1024, /* bytes of shared memory that the driver reserves per block */
 };
 
@@ -98,41 +97,27 @@ static weftStatus_t analyse_result(struct stem *s) {
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
-/* Bytes of the pixels of X that a tile reads, as product/stem/pixels.cuh pads them. Columns are sorted by the remainder
-   modulo the stride, so their number is rounded up to whole strides. */
-static int64_t patch_bytes(const struct stem *s, const struct stem_tile *tile) {
-    const struct conv_geometry *g = &s->g;
-    int64_t rows = (tile->rows - 1) * g->stride[HEIGHT] + (g->w.size[HEIGHT] - 1) * g->dilation[HEIGHT] + 1;
-    int64_t columns = (tile->columns - 1) * g->stride[WIDTH] + (g->w.size[WIDTH] - 1) * g->dilation[WIDTH] + 1;
-    return rows * divide_up(columns, g->stride[WIDTH]) * g->stride[WIDTH] * PIXEL_BYTES;
-}
-
-/* Matches struct memory of the kernels. In bytes, for `tile` and the chosen filters. */
+/* In bytes, for `tile` and the chosen filters. */
 static int64_t shared_bytes(const struct stem *s, const struct stem_tile *tile) {
     const struct conv_geometry *g = &s->g;
-    /* Bytes per pixel of dY: its filters as 16 bits, and padding that spreads pixels over the banks. */
-    int64_t loss_pitch = (s->filters + PITCH_PAD) * 2;
-    /* Stages of X and dY. */
-    if (g->direction == CONV_FILTER)
-        return s->stages * (patch_bytes(s, tile) + tile->rows * tile->columns * loss_pitch);
-    if (g->direction == CONV_DATA) {
-        /* The pixels of dY that a tile of positions sees through all taps. */
-        int64_t rows = tile->rows + (g->w.size[HEIGHT] - 1) * g->dilation[HEIGHT] / g->stride[HEIGHT];
-        int64_t columns = tile->columns + (g->w.size[WIDTH] - 1) * g->dilation[WIDTH] / g->stride[WIDTH];
-        /* The sums are stored where dY was, so the larger of the two counts, in addition to the weights of all taps. */
-        int64_t epilogue_tiles = s->warps * 16 * g->stride[WIDTH] * CHANNELS_MAX * (int64_t)sizeof(float);
-        int64_t loss = divide_up(rows * columns * loss_pitch, PIXEL_BYTES) * PIXEL_BYTES;
-        return taps_of(s) * s->filters * PIXEL_BYTES + max64(loss, epilogue_tiles);
-    }
-    /* Forward: filters and offsets of all taps, in pairs because a product covers two, then the patch or, after it, the
-       sums. */
-    bool lead_is_row = s->c.epilogue.lead == ROW;
-    int64_t epilogue_tile =
-        (lead_is_row ? s->filters : 16) * ((lead_is_row ? 16 : s->filters) + 8) * (int64_t)sizeof(float);
-    int64_t offset_bytes =
-        divide_up(divide_up(taps_of(s), 2) * 2 * (int64_t)sizeof(int32_t), PIXEL_BYTES) * PIXEL_BYTES;
-    return divide_up(taps_of(s), 2) * 2 * s->filters * PIXEL_BYTES + offset_bytes +
-           max64(patch_bytes(s, tile), s->warps * epilogue_tile);
+    struct stem_shape shape = {
+        .taps_h = g->w.size[HEIGHT],
+        .taps_w = g->w.size[WIDTH],
+        .stride_h = g->stride[HEIGHT],
+        .stride_w = g->stride[WIDTH],
+        .dilation_h = g->dilation[HEIGHT],
+        .dilation_w = g->dilation[WIDTH],
+        .tile_p = tile->rows,
+        .tile_q = tile->columns,
+        .filters = s->filters,
+        .warps = s->warps,
+        .stages = s->stages,
+        .lead_is_row = s->c.epilogue.lead == ROW,
+    };
+    return (g->direction == CONV_FORWARD ? stem_memory_of(shape)
+            : g->direction == CONV_DATA  ? stem_dgrad_memory_of(shape)
+                                         : stem_wgrad_memory_of(shape))
+        .bytes;
 }
 
 /* The number of positions that tiles cover along dimension i (HEIGHT or WIDTH), and the first one; see

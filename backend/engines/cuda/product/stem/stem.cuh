@@ -19,11 +19,12 @@
 
 constexpr int THREADS = WARPS * 32;
 constexpr int TAPS = TAPS_H * TAPS_W, STEPS = (TAPS + 1) / 2;
-constexpr int PATCH_H = (TILE_P - 1) * STRIDE_H + (TAPS_H - 1) * DILATION_H + 1,
-              PATCH_W = (TILE_Q - 1) * STRIDE_W + (TAPS_W - 1) * DILATION_W + 1;
+constexpr stem_memory MEMORY = stem_memory_of(stem_shape{TAPS_H, TAPS_W, STRIDE_H, STRIDE_W, DILATION_H, DILATION_W,
+                                                         TILE_P, TILE_Q, FILTERS, WARPS, 1, LEAD_IS_ROW});
+constexpr int PATCH_H = MEMORY.patch_h, PATCH_W = MEMORY.patch_w;
 constexpr int FRAGMENTS_ACROSS = TILE_Q / 16, FRAGMENTS = TILE_P * FRAGMENTS_ACROSS / WARPS;
-/* Layout of the sums of one fragment for the epilogue; consecutive lines are offset by 8 banks. */
-constexpr int EPILOGUE_PITCH = (LEAD_IS_ROW ? 16 : FILTERS) + 8, EPILOGUE_LINES = LEAD_IS_ROW ? FILTERS : 16;
+/* Layout of the sums of one fragment for the epilogue. */
+constexpr int EPILOGUE_PITCH = MEMORY.epilogue_pitch, EPILOGUE_LINES = MEMORY.epilogue_lines;
 static_assert(TILE_Q % 16 == 0 && FRAGMENTS * WARPS == TILE_P * FRAGMENTS_ACROSS && FRAGMENTS % FRAGMENTS_ACROSS == 0 &&
                   FILTERS % 16 == 0,
               "whole products only");
@@ -38,6 +39,7 @@ struct memory {
         alignas(16) float epilogue_tiles[WARPS][EPILOGUE_LINES * EPILOGUE_PITCH];
     };
 };
+static_assert(sizeof(memory) == MEMORY.bytes, "the host allocates this");
 
 extern __shared__ __align__(16) unsigned char s_memory[];
 

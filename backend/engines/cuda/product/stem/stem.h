@@ -7,9 +7,10 @@
 #define WEFT_ENGINES_CUDA_STEM_H
 
 #include "engines/cuda/product/contraction.h"
+#include "engines/cuda/product/stem/stem_geometry.h"
 #include "graph/ops/convolution.h"
 
-enum { HEIGHT = 1, WIDTH = 2, CHANNELS_MAX = 8, PIXEL_BYTES = 16 };
+enum { HEIGHT = 1, WIDTH = 2, CHANNELS_MAX = PIXEL };
 
 /* A tile of outputs, of pixels of dy, or of positions of dx: rows of multiples of 16. */
 struct stem_tile {

@@ -20,8 +20,10 @@
 
 constexpr int THREADS = WARPS * 32;
 constexpr int TAPS = TAPS_H * TAPS_W, PHASES = STRIDE_H * STRIDE_W;
-constexpr int WINDOW_H = (TAPS_H - 1) * DILATION_H / STRIDE_H + 1, WINDOW_W = (TAPS_W - 1) * DILATION_W / STRIDE_W + 1;
-constexpr int PATCH_H = TILE_P + WINDOW_H - 1, PATCH_W = TILE_Q + WINDOW_W - 1;
+constexpr stem_memory MEMORY = stem_dgrad_memory_of(stem_shape{
+    TAPS_H, TAPS_W, STRIDE_H, STRIDE_W, DILATION_H, DILATION_W, TILE_P, TILE_Q, FILTERS, WARPS, 1, LEAD_IS_ROW});
+constexpr int PATCH_H = MEMORY.patch_h, PATCH_W = MEMORY.patch_w;
+constexpr int WINDOW_H = PATCH_H - TILE_P + 1, WINDOW_W = PATCH_W - TILE_Q + 1;
 constexpr int FRAGMENTS_ACROSS = TILE_Q / 16, FRAGMENTS = TILE_P * FRAGMENTS_ACROSS / WARPS;
 static_assert(TILE_Q % 16 == 0 && FRAGMENTS * WARPS == TILE_P * FRAGMENTS_ACROSS && FRAGMENTS % FRAGMENTS_ACROSS == 0 &&
                   FILTERS % 32 == 0,
@@ -36,6 +38,7 @@ struct memory {
         alignas(16) float epilogue_tiles[WARPS][16 * STRIDE_W * PIXEL];
     };
 };
+static_assert(sizeof(memory) == MEMORY.bytes, "the host allocates this");
 
 extern __shared__ __align__(16) unsigned char s_memory[];
 

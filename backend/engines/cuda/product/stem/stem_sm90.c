@@ -7,20 +7,17 @@
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/hopper/hopper.h"
+#include "engines/cuda/product/stem/stem_sm90_geometry.h"
 #include "runtime/device.h"
 
 #include <stdlib.h>
 
 enum {
-    CHANNELS = 8,        /* per pixel in shared memory, whatever the image has */
-    TAPS_MAX = 121,      /* 11 x 11 */
-    FILTERS_MAX = 128,   /* columns of a tile */
-    SUMS = 256,          /* columns of blocks of 64 rows whose sums fit in the registers of a warpgroup */
-    SLOTS = 3,           /* patches of the image in shared memory */
-    EPILOGUE_TILES = 2,  /* per consumer warp */
-    SHARED_MAX = 232448, /* bytes: 227 KiB, the shared memory limit of a block on sm_90 */
-    PIXEL_BYTES = 16,    /* a row of ldmatrix */
-    THREADS = 384,       /* one producer warpgroup, two consumers */
+    CHANNELS = 8,      /* per pixel in shared memory, whatever the image has */
+    TAPS_MAX = 121,    /* 11 x 11 */
+    FILTERS_MAX = 128, /* columns of a tile */
+    SUMS = 256,        /* columns of blocks of 64 rows whose sums fit in the registers of a warpgroup */
+    THREADS = (1 + CONSUMER_GROUPS) * WARPGROUP, /* one producer */
 };
 
 /* POWERED_CLOCK is in Hz, at the chip's power limit. */
@@ -99,13 +96,15 @@ static void find_taps(struct stem *s) {
     qsort(s->tap, (size_t)s->taps, sizeof *s->tap, by_offset);
 }
 
-/* Matches the layout of the kernel: patches, filters of an even number of taps, epilogue tiles of 8 consumer warps, two
-   barriers per slot. */
-static int shared_bytes(const struct stem *s) {
-    int patch = round_up((int)s->g.stride[2] * s->patch_h * s->patch_w * PIXEL_BYTES, 128);
-    int filters = round_up(s->taps, 2) * s->filters * PIXEL_BYTES;
-    int epilogue_tile = 16 * 2 * (s->filters % 64 == 0 ? 64 : 32);
-    return round_up(SLOTS * patch + filters, 1024) + 8 * EPILOGUE_TILES * epilogue_tile + SLOTS * 16;
+static unsigned shared_bytes(const struct stem *s) {
+    struct stem_sm90_shape shape = {
+        .planes = (int)s->g.stride[2],
+        .patch_h = s->patch_h,
+        .patch_w = s->patch_w,
+        .taps = s->taps,
+        .block_n = s->filters,
+    };
+    return stem_sm90_memory_of(shape).bytes;
 }
 
 /* Chooses the number of segments that wastes the fewest columns, then as many lines as fit in registers and shared
@@ -176,18 +175,9 @@ static void emit_structure(struct kernel_source *source, const struct stem *s) {
     const struct {
         int64_t value;
         const char *name;
-    } constants[] = {{s->filters, "BLOCK_N"},
-                     {s->lines, "LINES"},
-                     {s->segments, "SEGMENTS"},
-                     {SLOTS, "SLOTS"},
-                     {EPILOGUE_TILES, "EPILOGUE_TILES"},
-                     {2, "RESULT_BYTES"},
-                     {0, "STORES_BOXES"},
-                     {s->g.stride[2], "PLANES"},
-                     {s->g.stride[1], "STRIDE_H"},
-                     {s->patch_h, "PATCH_H"},
-                     {s->patch_w, "PATCH_W"},
-                     {s->taps, "TAPS"}};
+    } constants[] = {{s->filters, "BLOCK_N"}, {s->lines, "LINES"},        {s->segments, "SEGMENTS"},
+                     {0, "STORES_BOXES"},     {s->g.stride[2], "PLANES"}, {s->g.stride[1], "STRIDE_H"},
+                     {s->patch_h, "PATCH_H"}, {s->patch_w, "PATCH_W"},    {s->taps, "TAPS"}};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         emit_constant(source, constants[i].name, constants[i].value);
     emit_type(source, "stored", (weftDataType_t)s->g.x.tensor->type);

@@ -12,9 +12,10 @@
    Limits    8 channels; columns of the image in whole strides; filters stay in shared memory
    Params    BLOCK_N LINES SEGMENTS SLOTS EPILOGUE_TILES PLANES STRIDE_H PATCH_H PATCH_W TAPS TAP_OFFSET TAP_R TAP_S
              RUN index sum_t stored, and multiply_accumulate (m64 x BLOCK_N x 32 bytes) */
+#include "engines/cuda/product/stem/stem_sm90_geometry.h"
 #include "core/async.cuh"
 
-constexpr int BLOCKS = LINES * SEGMENTS, CONSUMER_GROUPS = 2, THREADS = (1 + CONSUMER_GROUPS) * 128, PRODUCERS = 128;
+constexpr int BLOCKS = LINES * SEGMENTS, THREADS = (1 + CONSUMER_GROUPS) * 128, PRODUCERS = 128;
 constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224,
               SPARE_REGISTERS = CONSUMER_REGISTERS - BLOCKS * BLOCK_N / 2 - 40;
 constexpr bool HAS_REDUCTIONS = false, AUX_LOAD = false;
@@ -23,20 +24,16 @@ constexpr int RESULTS = 1;
 
 /* ---- Requirements of epilogue_staged.cuh, and shared memory ---- */
 
-constexpr u32 PIXEL_BYTES = 16;
 constexpr int PIXELS = PLANES * PATCH_H * PATCH_W, PAIRS_OF_TAPS = (TAPS + 1) / 2;
-constexpr u32 PATCH_BYTES = (PIXELS * PIXEL_BYTES + 127) / 128 * 128;
-constexpr u32 CHUNK_BYTES = BLOCK_N * PIXEL_BYTES; /* [filters][8 channels] of one tap */
-constexpr u32 FILTERS = SLOTS * PATCH_BYTES, STAGING = (FILTERS + PAIRS_OF_TAPS * 2 * CHUNK_BYTES + 1023) / 1024 * 1024;
-constexpr u32 BARRIERS = STAGING + CONSUMER_GROUPS * 4 * EPILOGUE_TILES * EPILOGUE_TILE_BYTES;
-static_assert(BARRIERS + SLOTS * 16 <= 232448, "227 KB is all a block can have");
+constexpr stem_sm90_memory MEMORY = stem_sm90_memory_of(stem_sm90_shape{PLANES, PATCH_H, PATCH_W, TAPS, BLOCK_N});
+static_assert(MEMORY.bytes <= SHARED_MAX, "227 KB is all a block can have");
 static_assert(BLOCKS * BLOCK_N / 2 <= 128, "the sums must fit in registers");
 
 extern __shared__ __align__(1024) unsigned char s_memory[];
 
-DEVICE u32 patch_slot(u32 slot) { return shared_address(s_memory) + slot * PATCH_BYTES; }
-DEVICE u32 filter_chunk(int tap) { return shared_address(s_memory) + FILTERS + tap * CHUNK_BYTES; }
-DEVICE u32 arrived(u32 slot) { return shared_address(s_memory) + BARRIERS + slot * 8; }
+DEVICE u32 patch_slot(u32 slot) { return shared_address(s_memory) + slot * MEMORY.patch_bytes; }
+DEVICE u32 filter_chunk(int tap) { return shared_address(s_memory) + MEMORY.filters + tap * MEMORY.chunk_bytes; }
+DEVICE u32 arrived(u32 slot) { return shared_address(s_memory) + MEMORY.barriers + slot * 8; }
 DEVICE u32 released(u32 slot) { return arrived(SLOTS + slot); }
 
 struct slot_cursor {
@@ -71,7 +68,7 @@ DEVICE void load_patch(const arguments &p, const tile_coordinates &at, u32 slot)
         const i32 h = top + line, w = left + column;
         const bool is_inside = (u32)h < (u32)p.height && (u32)w < (u32)p.width;
         const u32 to = ((column % PLANES * PATCH_H + line) * PATCH_W + column / PLANES) * PIXEL_BYTES;
-        copy_async<16>(s_memory + slot * PATCH_BYTES + to, is_inside ? image + h * p.x_h + w * p.x_w : image,
+        copy_async<16>(s_memory + slot * MEMORY.patch_bytes + to, is_inside ? image + h * p.x_h + w * p.x_w : image,
                        is_inside);
     }
     commit_copies();
@@ -107,7 +104,7 @@ DEVICE void load_filters(const arguments &p) {
         run<stored, 8> w = {};
         if (tap < TAPS && k < (i32)p.columns)
             w = load_run<stored, 8>(p.w + k * p.w_k + TAP_R[tap] * p.w_r + TAP_S[tap] * p.w_s);
-        *(run<stored, 8> *)(s_memory + FILTERS + tap * CHUNK_BYTES + k * PIXEL_BYTES) = w;
+        *(run<stored, 8> *)(s_memory + MEMORY.filters + tap * MEMORY.chunk_bytes + k * PIXEL_BYTES) = w;
     }
     publish_to_async_proxy();
 }
@@ -127,7 +124,7 @@ DEVICE void multiply_patch(accumulators &r_y, u32 slot) {
     mma_fence();
 #pragma unroll
     for (int pair = 0; pair < PAIRS_OF_TAPS; ++pair) {
-        const u64 w = plain_operand(filter_chunk(pair * 2), CHUNK_BYTES);
+        const u64 w = plain_operand(filter_chunk(pair * 2), MEMORY.chunk_bytes);
         /* If the number of taps is odd, the last one is used twice, with zeros as its second filter. */
         const u32 first = TAP_OFFSET[pair * 2], second = pair * 2 + 1 < TAPS ? TAP_OFFSET[pair * 2 + 1] : first;
 #pragma unroll
@@ -152,7 +149,8 @@ DEVICE void multiply_patches(const arguments &p, u32 consumer_warp) {
     accumulators r_y;
     slot_cursor use;
     use.advance(consumer_warp / 4);
-    epilogue_cursor to{shared_address(s_memory) + STAGING + consumer_warp * EPILOGUE_TILES * EPILOGUE_TILE_BYTES};
+    epilogue_cursor to{shared_address(s_memory) + MEMORY.staging +
+                       consumer_warp * EPILOGUE_TILES * EPILOGUE_TILE_BYTES};
     no_reductions none;
     for (i32 tile = blockIdx.x + consumer_warp / 4 * gridDim.x; tile < (i32)p.tiles;
          tile += CONSUMER_GROUPS * gridDim.x) {

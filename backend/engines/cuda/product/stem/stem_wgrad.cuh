@@ -21,8 +21,9 @@ constexpr int THREADS = WARPS * 32, HALVES = 2;
 constexpr int TAPS = TAPS_H * TAPS_W, OWN_TAPS = (TAPS + WARPS / HALVES - 1) / (WARPS / HALVES),
               TAP_PAIRS = (OWN_TAPS + 1) / 2;
 constexpr int OWN_FILTERS = FILTERS / HALVES / 16; /* in units of 16 */
-constexpr int PATCH_H = (TILE_P - 1) * STRIDE_H + (TAPS_H - 1) * DILATION_H + 1,
-              PATCH_W = (TILE_Q - 1) * STRIDE_W + (TAPS_W - 1) * DILATION_W + 1;
+constexpr stem_memory MEMORY = stem_wgrad_memory_of(stem_shape{
+    TAPS_H, TAPS_W, STRIDE_H, STRIDE_W, DILATION_H, DILATION_W, TILE_P, TILE_Q, FILTERS, WARPS, STAGES, LEAD_IS_ROW});
+constexpr int PATCH_H = MEMORY.patch_h, PATCH_W = MEMORY.patch_w;
 static_assert(TILE_Q % 16 == 0 && FILTERS % (HALVES * 16) == 0, "whole products only");
 
 using patch = pixel_patch<in_t, IMAGE_RUN, PATCH_H, PATCH_W, STRIDE_W>;
@@ -31,6 +32,7 @@ struct stage {
     patch x;
     filter_patch<in_t, LOSS_RUN, FILTERS, TILE_P, TILE_Q> loss;
 };
+static_assert(STAGES * sizeof(stage) == MEMORY.bytes, "the host allocates this");
 
 extern __shared__ __align__(16) unsigned char s_memory[];
 

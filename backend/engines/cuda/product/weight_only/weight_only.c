@@ -5,6 +5,7 @@
 #include "engines/cuda/product/weight_only/weight_only.h"
 #include "base/number.h"
 #include "engines/cuda/families.h"
+#include "engines/cuda/product/weight_only/weight_only_geometry.h"
 #include "graph/ops/block_scale.h"
 #include "graph/ops/matmul.h"
 
@@ -267,34 +268,32 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
-/* Bytes per stage of a block: each lane has a slot of 16 bytes for a row of weights, two per block of 16 columns; if A
-   is staged, warps along columns share the slots of their rows. */
-static int bytes_of_stage(const struct weight_only *w, bool has_a) {
-    int slots = w->warps * 2 * w->blocks + (has_a ? w->warps / w->across * w->tokens * w->p.length / 8 : 0);
-    return slots * 32 * ACCESS_BYTES;
+static struct weight_only_memory memory_of(const struct weight_only *w, bool stages_a, int stages) {
+    struct weight_only_shape shape = {
+        .warps_across = w->across,
+        .warps_deep = w->warps / w->across,
+        .blocks = w->blocks,
+        .tokens = w->tokens,
+        .length = w->p.length,
+        .stages_a = stages_a,
+        .stages = stages,
+    };
+    return weight_only_memory_of(shape);
 }
 
 /* Bytes of shared memory per block such that all resident blocks fit. */
 static int shared_of_block(const struct weight_only *w) { return w->shared / resident(w, w->warps) - SHARED_RESERVED; }
 
 /* True if the elements of A for a step are staged with its weights. */
-static bool stages_a(const struct weight_only *w) { return shared_of_block(w) / bytes_of_stage(w, true) >= STAGES_MIN; }
-
-static int stage_bytes(const struct weight_only *w) { return bytes_of_stage(w, stages_a(w)); }
+static bool stages_a(const struct weight_only *w) {
+    return shared_of_block(w) / memory_of(w, true, 1).stage_bytes >= STAGES_MIN;
+}
 
 /* With few rows at most two, because the remaining memory serves as L1 cache for A. */
 static int stages(const struct weight_only *w) {
-    int fit = shared_of_block(w) / stage_bytes(w);
+    int fit = shared_of_block(w) / memory_of(w, stages_a(w), 1).stage_bytes;
     int most = w->tokens > FEW_TOKENS ? STAGES_MAX : STAGES_MIN;
     return fit < most ? fit : most;
-}
-
-/* The stages and the final sums use the same memory at different times. Sums of 8 rows of A are stored at a time, with
-   a padded pitch that avoids bank conflicts. */
-static int shared_bytes(const struct weight_only *w) {
-    int ring = stages(w) * stage_bytes(w), columns = w->across * w->blocks * COLUMNS_OF_BLOCK;
-    int sums = w->warps / w->across * ROWS_OF_FRAGMENT * (columns + 4) * (int)sizeof(float);
-    return ring > sums ? ring : sums;
 }
 
 /* The scale is at column / scale_block and k / scale_group. */
@@ -355,7 +354,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     kernel->grid[0] = (uint32_t)divide_up(w.p.columns, columns);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)w.warps * 32;
-    kernel->shared_bytes = (uint32_t)shared_bytes(&w);
+    kernel->shared_bytes = (uint32_t)memory_of(&w, stages_a(&w), stages(&w)).bytes;
     /* Programmatic dependent launch requires sm_90: weights are then loaded before the previous kernel has ended. */
     kernel->is_dependent = device->cuda.major >= 9;
     return arena_print(arena, &step->detail,

@@ -24,31 +24,33 @@
              that start at different k: within noise, or slower. 64 columns per warp: 10 % faster for one row of 4 bits,
              slower for others. Half as many columns per warp, or two and four warps along columns for few rows: slower
              */
+#include "engines/cuda/product/weight_only/weight_only_geometry.h"
 #include "core/mma.cuh"
 #include "core/async.cuh"
 #include "core/dependent_launch.cuh"
 #include "product/weight_only/few_bits.cuh"
 
-constexpr int ROWS = 16 * BLOCKS, COLUMNS = ROWS * WARPS_ACROSS, PITCH = COLUMNS + 4;
+constexpr int ROWS = 16 * BLOCKS, COLUMNS = ROWS * WARPS_ACROSS;
 constexpr int WARPS = WARPS_ACROSS * WARPS_DEEP, THREADS = WARPS * 32;
 constexpr int LENGTH = 128 / BITS<weight_t>, STEP = 4 * LENGTH; /* weights of a lane, and weights of a warp along k */
 constexpr index STRIDE = WARPS_DEEP * STEP;                     /* from one step of a warp to its next */
 constexpr int PARTS = LENGTH / 8;                               /* accesses to A per lane, step and row */
 constexpr float UNIT = few_bits<weight_t>::unit(factor_t{});    /* a weight divided by the result of pair() */
-constexpr int A_SLOTS = STAGES_A ? TOKENS * PARTS : 0;
+constexpr weight_only_memory MEMORY =
+    weight_only_memory_of(weight_only_shape{WARPS_ACROSS, WARPS_DEEP, BLOCKS, TOKENS, LENGTH, STAGES_A, STAGES});
+constexpr int W_SLOTS = MEMORY.w_slots, A_SLOTS = MEMORY.a_slots;
 
-/* [WARPS][STAGES][2 * BLOCKS][32 lanes] of weights, [WARPS_DEEP][STAGES][A_SLOTS][32 lanes] of A; at the end sums of 8
+/* [WARPS][STAGES][W_SLOTS][32 lanes] of weights, [WARPS_DEEP][STAGES][A_SLOTS][32 lanes] of A; at the end sums of 8
    i */
 extern __shared__ chunk<16> s_memory[];
 
 /* A lane's row in blocks of 8. */
 DEVICE index lane_row() { return threadIdx.x % 32 / 4; }
 DEVICE chunk<16> *w_slot(int stage, int slot) {
-    return &s_memory[((threadIdx.x / 32 * STAGES + stage) * 2 * BLOCKS + slot) * 32 + threadIdx.x % 32];
+    return &s_memory[((threadIdx.x / 32 * STAGES + stage) * W_SLOTS + slot) * 32 + threadIdx.x % 32];
 }
 DEVICE chunk<16> *a_slot(int stage, int slot) {
-    return &s_memory[(WARPS * STAGES * 2 * BLOCKS + (threadIdx.x / 32 / WARPS_ACROSS * STAGES + stage) * A_SLOTS +
-                      slot) *
+    return &s_memory[(WARPS * STAGES * W_SLOTS + (threadIdx.x / 32 / WARPS_ACROSS * STAGES + stage) * A_SLOTS + slot) *
                          32 +
                      threadIdx.x % 32];
 }
@@ -176,7 +178,7 @@ DEVICE void multiply_step(const arguments &p, const lane_loads &at, sums &r_c, i
 }
 
 DEVICE void reduce_and_store(const arguments &p, const sums &r_c, index first) {
-    auto &s_sums = *(float (*)[WARPS_DEEP][8][PITCH])s_memory;
+    auto &s_sums = *(float (*)[WARPS_DEEP][8][MEMORY.pitch])s_memory;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first_column = warp % WARPS_ACROSS * ROWS;
 #pragma unroll
     for (int f = 0; f < TOKENS; f++) {

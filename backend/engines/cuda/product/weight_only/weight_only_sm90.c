@@ -6,21 +6,18 @@
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/hopper/hopper.h"
 #include "engines/cuda/product/weight_only/weight_only.h"
+#include "engines/cuda/product/weight_only/weight_only_sm90_geometry.h"
 
 #include <math.h>
 
 enum {
-    STEP = 128,          /* k elements per step */
-    SPAN = 32,           /* weights of a step that share a scale */
-    ROWS_MAX = 1024,     /* rows of A, at most */
-    CLUSTER_MAX = 8,     /* blocks per cluster */
-    SUMS_MAX = 64,       /* columns of products of four math warpgroups, limited by registers; with two, twice as
+    SPAN = 32,       /* weights of a step that share a scale */
+    ROWS_MAX = 1024, /* rows of A, at most */
+    CLUSTER_MAX = 8, /* blocks per cluster */
+    SUMS_MAX = 64,   /* columns of products of four math warpgroups, limited by registers; with two, twice as
                             many */
-    TILES = 2,           /* number of tile sizes: 128 and 256 columns */
-    STAGES_MAX = 8,      /* steps in shared memory */
-    BARRIER_BYTES = 16,  /* per slot */
-    SHARED_MAX = 232448, /* bytes: 227 KiB, the shared memory limit of a block on sm_90 */
-    WARPGROUP = 128,
+    TILES = 2,       /* number of tile sizes: 128 and 256 columns */
+    STAGES_MAX = 8,  /* steps in shared memory */
     REPACK_THREADS = 128,
 };
 
@@ -58,9 +55,10 @@ static int scales(const struct weight_only_sm90 *w) {
     return is_one ? 1 : w->p.group % (STEP / 2) == 0 ? 2 : STEP / SPAN;
 }
 
-/* Bytes of 16-bit A [tokens, STEP], weights [columns, STEP], float scales [scales, columns], and the two barriers. */
-static int slot_bytes(const struct weight_only_sm90 *w) {
-    return w->tokens * STEP * 2 + w->columns * STEP * weight_bits(w) / 8 + scales(w) * w->columns * 4 + BARRIER_BYTES;
+static struct weight_only_sm90_memory memory_of(const struct weight_only_sm90 *w) {
+    struct weight_only_sm90_shape shape = {
+        .tokens = w->tokens, .rows = w->columns, .bits = weight_bits(w), .scales = scales(w), .stages = w->stages};
+    return weight_only_sm90_memory_of(shape);
 }
 
 /* Fitted to products of 8192 x 8192 on an H200. Everything that concurrent blocks load in a step comes from L2. A step
@@ -122,7 +120,7 @@ static void choose_tile(struct weight_only_sm90 *w, const struct device *device,
             w->seconds = at.seconds;
         }
     /* As many steps in flight as fit, because registers allow only one block per multiprocessor anyway. */
-    w->stages = SHARED_MAX / slot_bytes(w);
+    w->stages = SHARED_MAX / (int)memory_of(w).stage_bytes;
     w->stages = w->stages < STAGES_MAX ? w->stages : STAGES_MAX;
 }
 
@@ -229,7 +227,7 @@ static weftStatus_t build_product(struct step *step, struct weight_only_sm90 *w,
     /* One producer warpgroup, and one consumer per 64 columns. */
     kernel->block = (uint32_t)(w->columns / 64 + 1) * WARPGROUP;
     kernel->cluster = w->splits > 1 ? (uint32_t)w->splits : 0;
-    kernel->shared_bytes = (uint32_t)(w->stages * slot_bytes(w));
+    kernel->shared_bytes = memory_of(w).bytes;
     kernel->is_dependent = true;
     return WEFT_STATUS_SUCCESS;
 }

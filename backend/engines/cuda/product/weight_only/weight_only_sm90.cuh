@@ -24,40 +24,37 @@
              of blocks that share A by multicast: within noise. 256-byte promotion of weights: within noise. Unpacking
              only after the previous products have finished: 2 to 8 % slower. Clusters of four: 128 blocks cannot be
              resident at the same time */
+#include "engines/cuda/product/weight_only/weight_only_sm90_geometry.h"
 #include "product/weight_only/few_bits.cuh"
 
 using numbers = few_bits<weight_t>;
 
-constexpr int STEP = 128, SPAN = STEP / 4;        /* elements of k per step; the part of a lane */
+constexpr int SPAN = STEP / 4;                    /* elements of k per lane and step */
 constexpr int PARTS = 4;                          /* parts of a step, two products each */
 constexpr int WORDS = SPAN * BITS<weight_t> / 32; /* words of weights per lane and row */
 constexpr int PART_WORDS = WORDS / PARTS;
 constexpr int CONSUMER_GROUPS = ROWS / 64, CONSUMER_THREADS = CONSUMER_GROUPS * 128, THREADS = 128 + CONSUMER_THREADS;
 constexpr int PRODUCER_REGISTERS = CONSUMER_GROUPS > 2 ? 32 : 56, CONSUMER_REGISTERS = CONSUMER_GROUPS > 2 ? 112 : 224;
-constexpr int PITCH = ROWS + 4;                          /* row pitch of the sums, which avoids bank conflicts between
-                                                            lanes */
-constexpr int SHARE = TOKENS / SPLITS;                   /* rows i that a block finishes */
-constexpr float UNIT = numbers::unit(factor_t{});        /* a weight divided by the result of pair() */
-constexpr u32 W_ROW = STEP * BITS<weight_t> / 8;         /* bytes: 64 without swizzle, or 128 with it */
-constexpr u32 A_BOX = TOKENS * 128, A_BYTES = 2 * A_BOX; /* twice [TOKENS, 64], swizzled */
-constexpr u32 SLOT = A_BYTES + ROWS * W_ROW;
-constexpr u32 SCALE_BYTES = SCALES * ROWS * 4; /* [SCALES][ROWS] */
-constexpr u32 SCALES_AT = STAGES * SLOT, BARRIERS = SCALES_AT + STAGES * SCALE_BYTES;
+constexpr int PITCH = ROWS + 4;                   /* row pitch of the sums, which avoids bank conflicts between lanes */
+constexpr int SHARE = TOKENS / SPLITS;            /* rows i that a block finishes */
+constexpr float UNIT = numbers::unit(factor_t{}); /* a weight divided by the result of pair() */
+constexpr weight_only_sm90_memory MEMORY =
+    weight_only_sm90_memory_of(weight_only_sm90_shape{TOKENS, ROWS, BITS<weight_t>, SCALES, STAGES});
 
 static_assert(ROWS % 64 == 0 && ROWS <= 256 && TOKENS % 8 == 0 && TOKENS <= 256, "what wgmma makes and TMA copies");
 static_assert(PRODUCER_REGISTERS + CONSUMER_GROUPS * CONSUMER_REGISTERS <=
                   (1 + CONSUMER_GROUPS) * (65536 / THREADS / 8 * 8),
               "growing would hang");
 static_assert(TOKENS % SPLITS == 0, "each block of a cluster ends as many rows");
-static_assert(TOKENS * PITCH * 4 <= SCALES_AT, "sums lie where operands were");
-static_assert(BARRIERS + STAGES * 16 <= 232448, "227 KB is all a block can have");
+static_assert(TOKENS * PITCH * 4 <= MEMORY.scales, "sums lie where operands were");
+static_assert(MEMORY.bytes <= SHARED_MAX, "227 KB is all a block can have");
 
 extern __shared__ __align__(1024) unsigned char s_memory[]; /* the swizzle requires slots aligned to 1024 bytes */
 
-DEVICE u32 a_slot(u32 slot) { return shared_address(s_memory) + slot * SLOT; }
-DEVICE u32 w_slot(u32 slot) { return a_slot(slot) + A_BYTES; }
-DEVICE u32 scale_slot(u32 slot) { return shared_address(s_memory) + SCALES_AT + slot * SCALE_BYTES; }
-DEVICE u32 arrived(u32 slot) { return shared_address(s_memory) + BARRIERS + slot * 8; }
+DEVICE u32 a_slot(u32 slot) { return shared_address(s_memory) + slot * MEMORY.slot_bytes; }
+DEVICE u32 w_slot(u32 slot) { return a_slot(slot) + MEMORY.a_bytes; }
+DEVICE u32 scale_slot(u32 slot) { return shared_address(s_memory) + MEMORY.scales + slot * MEMORY.scale_bytes; }
+DEVICE u32 arrived(u32 slot) { return shared_address(s_memory) + MEMORY.barriers + slot * 8; }
 DEVICE u32 released(u32 slot) { return arrived(STAGES + slot); }
 DEVICE u32 sum_address(int token, int column) { return shared_address(s_memory) + (token * PITCH + column) * 4; }
 
@@ -112,13 +109,13 @@ struct step_scales {
 };
 
 DEVICE void fill_weights(const arguments &p, const tile &tile, i32 step, u32 slot) {
-    arrive_expecting(arrived(slot), SLOT); /* boxes that extend past an edge still count in full */
-    load_box(w_slot(slot), p.w_map, arrived(slot), (tile.first_step + step) * (i32)W_ROW, tile.column);
+    arrive_expecting(arrived(slot), MEMORY.slot_bytes); /* boxes that extend past an edge still count in full */
+    load_box(w_slot(slot), p.w_map, arrived(slot), (tile.first_step + step) * (i32)MEMORY.w_row, tile.column);
 }
 DEVICE void fill_a(const arguments &p, const tile &tile, i32 step, u32 slot) {
 #pragma unroll
     for (int box = 0; box < 2; ++box)
-        load_box(a_slot(slot) + box * A_BOX, p.a_map, arrived(slot), (tile.first_step + step) * STEP + box * 64,
+        load_box(a_slot(slot) + box * MEMORY.a_box, p.a_map, arrived(slot), (tile.first_step + step) * STEP + box * 64,
                  tile.token);
 }
 
@@ -177,7 +174,8 @@ DEVICE void read_weights(u32 (&r_w)[2][WORDS], u32 slot, u32 warp) {
 #pragma unroll
         for (int c = 0; c < WORDS / 4; ++c) {
             const u32 row = lane_row(warp, i), chunk = lane_index() % 4 * (WORDS / 4) + c;
-            const words r = load_words(w_slot(slot) + row * W_ROW + (W_ROW == 128 ? chunk ^ row % 8 : chunk) * 16);
+            const words r =
+                load_words(w_slot(slot) + row * MEMORY.w_row + (MEMORY.w_row == 128 ? chunk ^ row % 8 : chunk) * 16);
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 r_w[i][c * 4 + e] = r.at[e];
@@ -214,7 +212,7 @@ DEVICE void multiply_part(sums &r_sum, const pairs &r_a, u64 b, int part, bool a
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const int number = part * 2 + i; /* within the step */
-        multiply_accumulate(r_sum, r_a[i], b + number / 4 * (A_BOX >> 4) + number % 4 * 2, number > 0 || adds);
+        multiply_accumulate(r_sum, r_a[i], b + number / 4 * (MEMORY.a_box >> 4) + number % 4 * 2, number > 0 || adds);
     }
     mma_commit();
 }
