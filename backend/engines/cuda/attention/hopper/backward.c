@@ -772,8 +772,8 @@ static void emit_config(struct kernel_source *source, const struct backward *b, 
     config.skips_unused_tiles = skips_unused_tiles(b, t);
     config.block_q = b->block_q;
     text_add(&source->constants, "#include \"engines/cuda/attention/hopper/backward_geometry.h\"\n"
-                                 "inline constexpr backward_config CONFIG = {\n");
-#define MEMBER(name) text_add(&source->constants, "    %d, /* " #name " */\n", config.name);
+                                 "inline constexpr backward_config CONFIG = {");
+#define MEMBER(name) text_add(&source->constants, "/* " #name " */ %d, ", config.name);
     BACKWARD_CONFIG(MEMBER)
 #undef MEMBER
     text_add(&source->constants, "};\n");
