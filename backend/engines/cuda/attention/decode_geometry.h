@@ -32,8 +32,9 @@ GEOMETRY long long decode_row_bytes(long long bytes, int uses_tma) {
     return uses_tma ? geometry_round_up(bytes, BOX_BYTES) : bytes + RUN_BYTES;
 }
 
-/* The groups' sums, each with a row's maximum and sum, are exchanged after the stages are no longer needed, so they share
-   memory. In addition, each slice has the scales of its rows, flags of values that are not finite, and a barrier. */
+/* The groups' sums, each with a row's maximum and sum, are exchanged after the stages are no longer needed, so they
+   share memory. In addition, each slice has the scales of its rows, flags of values that are not finite, and a barrier.
+   */
 GEOMETRY struct decode_memory decode_memory_of(struct decode_shape s) {
     struct decode_memory m = {0};
     long long slices = s.key_groups * s.stages;

@@ -16,8 +16,8 @@ struct forward_memory {
     long long k, v, q, p, bytes;
 };
 
-/* Rows are padded by 16 bytes, so that adjacent rows use different banks. The last term stores, for each key of a stage,
-   whether its values are not finite. */
+/* Rows are padded by 16 bytes, so that adjacent rows use different banks. The last term stores, for each key of a
+   stage, whether its values are not finite. */
 GEOMETRY struct forward_memory forward_memory_of(struct forward_shape s) {
     struct forward_memory m = {0};
     int pad = 16 / s.element;

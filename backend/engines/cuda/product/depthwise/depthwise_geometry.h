@@ -5,8 +5,8 @@
 
 #include "engines/cuda/core/geometry.h"
 
-/* Of depthwise_mma: 16 lines of 8 outputs, under 16 inputs, and the padding between lines, pixels and planes that avoids
-   bank conflicts. */
+/* Of depthwise_mma: 16 lines of 8 outputs, under 16 inputs, and the padding between lines, pixels and planes that
+   avoids bank conflicts. */
 enum { MMA_LINES = 16, MMA_STRIP = 8, MMA_DEPTH = 16, LINE_PAD = 1, PIXEL_PAD = 4, PLANE_PAD = 8 };
 
 /* Inputs from the first to the last tap of `outputs` adjacent outputs. span: from the first to the last tap of one. */

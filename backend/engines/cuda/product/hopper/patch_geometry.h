@@ -26,9 +26,9 @@ struct patch_memory {
     unsigned bytes;                      /* of a block */
 };
 
-/* Lines of a tile have a pitch of `pitch` pixels in the patch. Products also cover the gaps, but those results are never
-   stored: pixels in gaps are written to a dummy after the slice, which saves a branch. A patch's slot is large enough
-   for the copied pixels, for what the last tap reads after them, and for a result that reuses the slot. */
+/* Lines of a tile have a pitch of `pitch` pixels in the patch. Products also cover the gaps, but those results are
+   never stored: pixels in gaps are written to a dummy after the slice, which saves a branch. A patch's slot is large
+   enough for the copied pixels, for what the last tap reads after them, and for a result that reuses the slot. */
 GEOMETRY struct patch_memory patch_memory_of(struct patch_shape s) {
     struct patch_memory m = {0};
     int slots = CONSUMER_GROUPS * s.result_slots, barriers = 3 * s.patch_slots + 2 * s.filter_slots + 2 * slots + 1;

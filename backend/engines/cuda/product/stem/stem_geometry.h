@@ -57,7 +57,8 @@ GEOMETRY struct stem_memory stem_memory_of(struct stem_shape s) {
     return m;
 }
 
-/* Weights of all taps, then the pixels of dY that a tile of positions sees through all taps or, after them, the sums. */
+/* Weights of all taps, then the pixels of dY that a tile of positions sees through all taps or, after them, the sums.
+   */
 GEOMETRY struct stem_memory stem_dgrad_memory_of(struct stem_shape s) {
     struct stem_memory m = {0};
     m.patch_h = s.tile_p + (s.taps_h - 1) * s.dilation_h / s.stride_h;
