@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Prepares the device files (.cuh) for embedding: writes each one without its comments, and device_files.h, which lists
-# them for backend/engines/cuda/core/sources.c, sorted by path.
+# Prepares the device files (.cuh) for embedding: writes each one without its comments into <folder>/stripped, and
+# device_files.h, which lists them for backend/engines/cuda/core/sources.c, sorted by path.
 #   cmake -DBACKEND=<backend> -DSHARED_HEADERS=base/philox.h -DOUTPUT=<folder> -P embed.cmake
 # SHARED_HEADERS: headers of backend/ that device code includes, too. Comments are removed because every program that
 # links Weft would carry them; the line breaks inside them stay, so that compiler messages name the right lines.
@@ -48,7 +48,7 @@ foreach(name ${names})
         file(READ ${BACKEND}/${name} text)
     endif()
     strip_comments("${text}" code)
-    file(WRITE ${OUTPUT}/${name} "${code}")
+    file(WRITE ${OUTPUT}/stripped/${name} "${code}")
     string(MAKE_C_IDENTIFIER ${name} symbol)
     string(APPEND rows " \\\n    FILE(${symbol}, \"${name}\")")
 endforeach()

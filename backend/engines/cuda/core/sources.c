@@ -6,10 +6,11 @@
 #include "engines/cuda/core/kernel.h"
 
 /* .incbin copies the bytes unchanged, and a zero after them terminates the text. The symbols are hidden, so that the
-   library does not export them. The assembler's -I is the folder that cmake/embed.cmake writes. */
+   library does not export them. The assembler's -I is the folder that cmake/embed.cmake writes; it also searches
+   backend/, where shared headers have the same path but still their comments. */
 #define EMBED(symbol, name)                                                                                            \
     __asm__(".pushsection .rodata\n.global weft_kernel_" #symbol "\n.hidden weft_kernel_" #symbol                      \
-            "\nweft_kernel_" #symbol ":\n.incbin \"" name "\"\n.byte 0\n.popsection\n");                               \
+            "\nweft_kernel_" #symbol ":\n.incbin \"stripped/" name "\"\n.byte 0\n.popsection\n");                      \
     extern const char weft_kernel_##symbol[];
 DEVICE_FILES(EMBED)
 
