@@ -15,12 +15,12 @@ struct backward_shape {
 /* Elements of the parts of a block's memory, of which only the streamed ones are stored in stages. */
 struct backward_memory {
     long long streamed_qk, streamed_vdo;
-    long long statistics; /* of queries, lse and delta each */
+    long long statistics; /* number of queries whose lse and delta are stored */
     long long resident_qk, resident_vdo;
     long long slice; /* columns of the streamed side that are loaded in turn */
     long long p;
-    int sum_pitch;               /* of a bias: sums are padded by one element against bank conflicts */
-    long long bytes, bias_bytes; /* of a block of attention_bwd, and of attention_bwd_bias */
+    int sum_pitch;               /* row pitch of the sums of a bias, padded by one element against bank conflicts */
+    long long bytes, bias_bytes; /* bytes per block of attention_bwd, and of attention_bwd_bias */
 };
 
 /* Rows are padded by 16 bytes, so that adjacent rows use different banks. The last term of `bytes` stores, for each row

@@ -9,7 +9,7 @@ enum {
     KEYS = 16,              /* keys per slice */
     RUN_BYTES = 16,         /* bytes of a thread's access */
     BOX_BYTES = 128,        /* bytes per row of a TMA box */
-    SLICE_ALIGNMENT = 1024, /* of a swizzled slice */
+    SLICE_ALIGNMENT = 1024, /* alignment of a swizzled slice */
     ROW_PAD = 8,            /* elements after a row of queries, and floats after a row of sums */
 };
 
@@ -23,7 +23,7 @@ struct decode_memory {
     long long k_bytes, v_bytes, slice_bytes; /* keys and values of a slice, and both */
     long long q;                             /* elements of the queries of a head */
     int scales;                              /* floats per slice: of keys, then of values */
-    long long bytes;                         /* of a CTA */
+    long long bytes;                         /* bytes per CTA */
 };
 
 /* Bytes of a row of a slice. Rows copied by threads are padded by 16 bytes against bank conflicts; TMA boxes are

@@ -12,7 +12,7 @@
 #define GEOMETRY static inline
 #endif
 
-/* Of sm_90: bytes of shared memory that a block can have, threads of a warpgroup, and bytes of an mbarrier. */
+/* For sm_90: maximum shared memory of a block in bytes (227 KiB), threads of a warpgroup, and bytes of an mbarrier. */
 enum { SHARED_MAX = 232448, WARPGROUP = 128, BARRIER_BYTES = 8 };
 
 GEOMETRY long long geometry_max(long long a, long long b) { return a > b ? a : b; }

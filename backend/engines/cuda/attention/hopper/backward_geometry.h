@@ -51,11 +51,11 @@ struct backward_memory {
     unsigned resident_qk_bytes, resident_vdo_bytes, kt_bytes;
     unsigned s_operand_bytes, dqk_operand_bytes, qk_bytes;  /* qk of a stage: the operands of S, and of dQ or dK */
     unsigned dp_operand_bytes, dv_operand_bytes, vdo_bytes; /* vdo of a stage: the operands of dP and dV */
-    unsigned statistics_bytes, ds_bytes, bias_bytes;        /* of a stage; of a step */
+    unsigned statistics_bytes, ds_bytes, bias_bytes;        /* bytes per stage, step and step */
     int parts_staged;                                       /* staging buffers of parts of dQ */
     unsigned resident_qk, resident_vdo, kt, streamed_qk, streamed_vdo, ds, dq, bias, statistics;
     unsigned barriers, barrier_count;
-    unsigned bytes; /* of a CTA */
+    unsigned bytes; /* bytes per CTA */
 };
 
 /* An FP8 panel has 128 columns, which are all columns of S and dP. */

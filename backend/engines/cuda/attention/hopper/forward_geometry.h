@@ -22,13 +22,13 @@ struct forward_shape {
 /* Sizes in bytes, and offsets of what is stored once, in stages, or for each consumer. */
 struct forward_memory {
     unsigned q_panel, k_panel, v_panel, bias_panel;
-    unsigned q_bytes, k_bytes, v_bytes; /* of a stage */
+    unsigned q_bytes, k_bytes, v_bytes; /* bytes per stage */
     unsigned vt_bytes;                  /* FP8: V^T of 64 keys, and the ones below it */
     unsigned used_bytes;                /* FP8: number of keys in use of a stage's V */
-    unsigned bias_bytes;                /* of a stage and consumer */
+    unsigned bias_bytes;                /* bytes per stage and consumer */
     unsigned k, o, v, means, bias, tiles, used, barriers, bias_barriers; /* Q is at 0 */
     unsigned kv_barriers;                                                /* barriers per stage of K and V */
-    unsigned bytes;                                                      /* of a CTA */
+    unsigned bytes;                                                      /* bytes per CTA */
 };
 
 /* Q of all consumers, K, O of 16 queries per warp, V, spilled FP8 sums, bias boxes, tiles, barriers. */

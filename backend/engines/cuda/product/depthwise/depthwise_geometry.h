@@ -5,8 +5,8 @@
 
 #include "engines/cuda/core/geometry.h"
 
-/* Of depthwise_mma: 16 lines of 8 outputs, under 16 inputs, and the padding between lines, pixels and planes that
-   avoids bank conflicts. */
+/* The tile of depthwise_mma: 16 lines of 8 outputs, under 16 inputs, and the padding between lines, pixels and planes
+   that avoids bank conflicts. */
 enum { MMA_LINES = 16, MMA_STRIP = 8, MMA_DEPTH = 16, LINE_PAD = 1, PIXEL_PAD = 4, PLANE_PAD = 8 };
 
 /* Inputs from the first to the last tap of `outputs` adjacent outputs. span: from the first to the last tap of one. */
@@ -37,7 +37,7 @@ struct depthwise_shape {
 };
 
 struct depthwise_memory {
-    long long stage_bytes, bytes; /* of a block */
+    long long stage_bytes, bytes; /* bytes per stage and per block */
 };
 
 /* A stage is a band of the image and, for filter gradients, the rows of dy that are combined with it. The taps are

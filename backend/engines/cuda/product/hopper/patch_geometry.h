@@ -8,7 +8,7 @@
 enum {
     CONSUMER_GROUPS = 2,   /* warpgroups, each with its own tile of pixels */
     ROWS = 64,             /* rows of the product: filters of one slice of the result or of several */
-    SLOT_ALIGNMENT = 1024, /* of the 128-byte swizzle */
+    SLOT_ALIGNMENT = 1024, /* alignment that the 128-byte swizzle requires */
 };
 
 /* The constants of the kernel that determine its memory, in lower case. */
@@ -23,7 +23,7 @@ struct patch_memory {
     unsigned patch_bytes, filter_bytes; /* what is copied: a patch, and the filters of one tap */
     unsigned result_slice, patch_slot, result_slot;
     unsigned filters, results, barriers; /* offsets; the patches are at 0 */
-    unsigned bytes;                      /* of a block */
+    unsigned bytes;                      /* bytes per block */
 };
 
 /* Lines of a tile have a pitch of `pitch` pixels in the patch. Products also cover the gaps, but those results are

@@ -14,11 +14,12 @@ struct pipeline_shape {
 };
 
 struct pipeline_memory {
-    unsigned a_bytes, b_bytes, slot_bytes;        /* of a stage: A, B, and both */
-    unsigned epilogue_slot_bytes, partials_bytes; /* of a warp: an epilogue tile of all results; partial sums */
-    unsigned exchange_bytes;                      /* sums from the other block of a tile */
+    unsigned a_bytes, b_bytes, slot_bytes; /* bytes of A, of B, and of both per stage */
+    unsigned epilogue_slot_bytes,
+        partials_bytes;      /* bytes of an epilogue tile of all results, and of partial sums, per warp */
+    unsigned exchange_bytes; /* sums from the other block of a tile */
     unsigned epilogue, exchange, partials, barriers, aux_barriers; /* offsets; the slots are at 0 */
-    unsigned bytes;                                                /* of a block */
+    unsigned bytes;                                                /* bytes per block */
 };
 
 /* The slots of A and B; the warps' epilogue tiles; the sums that one block of a cluster split sends to the other;

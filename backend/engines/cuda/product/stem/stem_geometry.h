@@ -18,7 +18,7 @@ struct stem_shape {
 struct stem_memory {
     long long patch_h, patch_w;               /* pixels that a tile reads: of X, or of dY for stem_dgrad */
     long long epilogue_lines, epilogue_pitch; /* stem: a warp's sums of a fragment, as floats */
-    long long bytes;                          /* of a block */
+    long long bytes;                          /* bytes per block */
 };
 
 /* Pixels of a patch of X. Columns are sorted by the remainder modulo the stride, so their number is rounded up to whole

@@ -10,7 +10,7 @@ enum {
     SLOTS = 3,          /* patches of the image */
     EPILOGUE_TILES = 2, /* per consumer warp */
     RESULT_BYTES = 2,
-    PIXEL_BYTES = 16, /* of 8 channels: a row of ldmatrix */
+    PIXEL_BYTES = 16, /* a pixel of 8 channels: a row of ldmatrix */
 };
 
 /* The constants of the kernel that determine its memory, in lower case. */
@@ -21,7 +21,7 @@ struct stem_sm90_shape {
 struct stem_sm90_memory {
     unsigned patch_bytes, chunk_bytes;   /* a patch, and the filters of one tap: [filters][8 channels] */
     unsigned filters, staging, barriers; /* offsets; the patches are at 0 */
-    unsigned bytes;                      /* of a block */
+    unsigned bytes;                      /* bytes per block */
 };
 
 /* Patches, filters of an even number of taps, epilogue tiles of the consumer warps, two barriers per slot. */

@@ -11,9 +11,9 @@ struct weight_only_shape {
 };
 
 struct weight_only_memory {
-    int w_slots, a_slots;   /* of a warp and stage, with 16 bytes for each lane: of weights and of A */
-    int pitch;              /* of sums, without bank conflicts */
-    int stage_bytes, bytes; /* of a block */
+    int w_slots, a_slots;   /* slots of weights and of A per warp and stage, with 16 bytes for each lane */
+    int pitch;              /* row pitch of the sums, which avoids bank conflicts */
+    int stage_bytes, bytes; /* bytes per stage and per block */
 };
 
 /* Each lane has a slot for a row of weights, two per block of 16 columns; if A is staged, warps along columns share the

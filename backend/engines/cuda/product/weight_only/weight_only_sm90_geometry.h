@@ -5,7 +5,7 @@
 
 #include "engines/cuda/core/geometry.h"
 
-enum { STEP = 128 }; /* of k */
+enum { STEP = 128 }; /* elements of k per step */
 
 /* bits: of a weight. The others are the constants of the kernel in lower case. */
 struct weight_only_sm90_shape {
@@ -16,7 +16,7 @@ struct weight_only_sm90_shape {
 struct weight_only_sm90_memory {
     unsigned a_box, a_bytes, w_row, slot_bytes, scale_bytes;
     unsigned scales, barriers;
-    unsigned stage_bytes, bytes; /* of a stage, of a block */
+    unsigned stage_bytes, bytes; /* bytes per stage and per block */
 };
 
 /* 16-bit A as twice [tokens, 64], swizzled; weights [rows, STEP]; float scales [scales, rows]; two barriers. */
