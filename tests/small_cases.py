@@ -935,9 +935,12 @@ def product_of_parts(t: Maker) -> None:
     t.out(t.g.matmul(t.g.concatenate(parts, axis=2).set_data_type("bf16"), t(1, 216, 40)))
 
 
-def softmax_of_parts(t: Maker) -> None:
-    parts = [t(33, 72), t(33, 72)]
-    t.out(t.g.softmax(t.g.concatenate(parts, axis=1).set_data_type("bf16"), axis=1))
+def softmax_of_parts(width: int) -> Any:
+    def build(t: Maker) -> None:
+        parts = [t(33, width), t(33, width)]
+        t.out(t.g.softmax(t.g.concatenate(parts, axis=1).set_data_type("bf16"), axis=1))
+
+    return build
 
 
 def joined_of_types(t: Maker) -> None:
@@ -1671,7 +1674,8 @@ CASES = {
     "map, rounded between": Case("map", "map", rounded_map),
     "map, integers": Case("map", "map", exact_map),
     "product of parts": Case("product_sm90", "hopper", product_of_parts),
-    "softmax of parts": Case("registers", "rows", softmax_of_parts),
+    "softmax of parts": Case("registers", "rows", softmax_of_parts(72)),
+    "softmax of parts, less aligned": Case("registers", "rows", softmax_of_parts(36)),
     "concat of other types": Case("copy", "move", joined_of_types),
     "concat across": Case("copy", "move", joined),
     "concat": Case("join", "move", lambda t: t.out(t.g.concatenate([t(33, 20), t(33, 45)], axis=1))),

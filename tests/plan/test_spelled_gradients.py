@@ -197,3 +197,17 @@ def test_steps_that_depend_on_o_follow_it() -> None:
     o.set_output(True)
     g.build()
     assert not any(family.startswith(FAMILY) for family, _ in steps_of(g))
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_deterministic_sums_require_deterministic_attention(which: int) -> None:
+    """Also if only one of the sums that attention replaces is required to be deterministic."""
+    g, n = weft.Graph(device="sm_90", io_data_type="bf16"), Gradients(CAUSAL, o=True)
+    for tensor in build(n)(g, **inputs_of(n, g)):
+        tensor.set_output(True)
+    sums = [each for each in g._operations if each.kind == "reduction"]
+    sums[which].values["is_deterministic"] = True
+    ((family, detail),) = steps_of(g.build())
+    assert family == FAMILY
+    assert "attention_hopper_unordered" in str(steps_of(planned(n)))
+    assert "unordered" not in detail
