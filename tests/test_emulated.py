@@ -114,6 +114,11 @@ def test_a_chip_of_little_shared_memory() -> None:
     check([[*SMALL_CASES, "--any-kernel", "--only", cases]], [{"FAKE_CUDA_SHARED": 64}])
 
 
+def test_an_older_chip() -> None:
+    """Images of eight channels, which other kernels read on Hopper."""
+    check([[*SMALL_CASES, "--any-kernel", "--only", "^stem of 8$"]], [{"FAKE_CUDA_ARCH": 80}])
+
+
 def test_memory_that_is_less_aligned() -> None:
     """Every way of running on it, and kernels of each family; one engine declines such memory."""
     products, others = "matmul$|few|conv$|of 64$|stem of 8|NCHW$", "layer norm$|mean|map|concat|rng|int4"
