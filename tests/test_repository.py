@@ -405,7 +405,7 @@ endif()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_static_library_of_a_project_that_fetches(version: str, tmp_path: Path) -> None:
     (tmp_path / "CMakeLists.txt").write_text(FETCHING.replace("@ROOT@", str(ROOT)))
     quick = ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_C_FLAGS_DEBUG=-O0"]

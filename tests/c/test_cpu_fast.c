@@ -4,7 +4,7 @@
    products and convolutions of random shapes, layouts and types with fused epilogues; attention and its gradients.
    Whole buffers are compared to detect writes between the elements or after them. Prints a line per failed check; exits
    non-zero if there was one. The arguments are the first seed and a divisor: 10 runs a tenth of the random cases.
-   Without arguments a third runs; WEFT_TEST_DAY=<number> selects a different third, WEFT_TEST_ALL=1 runs all. */
+   Without arguments a fifth runs; WEFT_TEST_DAY=<number> selects a different fifth, WEFT_TEST_ALL=1 runs all. */
 #include "base/dtype.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/families.h"
@@ -800,7 +800,7 @@ static void check_map_refusals(void) {
 }
 
 int main(int argc, char **argv) {
-    int share = argc > 2 ? atoi(argv[2]) : argc > 1 || tests_all() ? 1 : 3;
+    int share = argc > 2 ? atoi(argv[2]) : argc > 1 || tests_all() ? 1 : 5;
     uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1 + (uint64_t)(test_day() % share) * 1000;
     int maps = 0;
     RUN(check_modes());

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import checks
 import numpy as np
 import pytest
+import tiers
 import weft
 
 Array = np.ndarray[Any, Any]
@@ -823,12 +824,15 @@ PARTS = [
 
 @pytest.mark.parametrize(
     ("case", "dtype"),
-    [
-        pytest.param(case, dtype, id=f"{case.name}-{dtype}")
-        for case in PARTS
-        for dtype in ("f32", "bf16", "e4m3")
-        if dtype != "e4m3" or case.name.startswith(("whole groups", "pairs"))
-    ],
+    tiers.of_today(
+        [
+            pytest.param(case, dtype, id=f"{case.name}-{dtype}")
+            for dtype in ("f32", "bf16", "e4m3")
+            for case in PARTS
+            if dtype != "e4m3" or case.name.startswith(("whole groups", "pairs"))
+        ],
+        2,
+    ),
 )
 def test_parts_of_a_product(case: Case, dtype: str) -> None:
     """Larger than one pass: depths, columns, taps, rows, in either memory order."""

@@ -94,7 +94,10 @@ def flax_model(ops: Any, params: Any, tokens: Any, policy: Any) -> Any:
     return ops.log_softmax(ops.linear(x, params["head"]["kernel"]))
 
 
-@pytest.mark.parametrize("policy", [None, "dots_saveable", "dots_with_no_batch_dims_saveable"])
+NIGHTLY = pytest.param("dots_saveable", marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize("policy", [None, NIGHTLY, "dots_with_no_batch_dims_saveable"])
 def test_flax_kind(policy: str | None) -> None:
     """AdamW-like steps of a decoder whose layers are scanned."""
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 11, (2, 7)))
