@@ -30,6 +30,14 @@ static inline bool node_touches(const struct node *node, int value, bool writes)
 static inline bool node_reads(const struct node *node, int value) { return node_touches(node, value, false); }
 static inline bool node_writes(const struct node *node, int value) { return node_touches(node, value, true); }
 
+/* The first result. */
+static inline int node_result(const struct node *node) {
+    int i = 0;
+    while (!node->is_output[i])
+        i++;
+    return node->operands[i];
+}
+
 struct graph {
     struct descriptor base;
     void *handle;

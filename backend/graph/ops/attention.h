@@ -120,6 +120,10 @@ static inline int32_t attention_factor_type(const struct tensor *scale, const st
     return scale && dtype_is_fp8((weftDataType_t)like->type) ? like->type : TENSOR_NO_TYPE;
 }
 
+/* ALiBi's slope of a head: 2^(-8 (i+1) / n) for the first n heads, where n is the largest power of two; the remaining
+   heads get slopes between these. */
+double attention_alibi_slope(int64_t head, int64_t heads);
+
 /* The key or value head that query head `head` uses. */
 static inline int64_t attention_shared_head(int64_t head, int64_t heads, int64_t shared) {
     return head / (heads / shared);

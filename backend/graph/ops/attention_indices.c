@@ -82,6 +82,17 @@ int attention_ragged_operands(const struct descriptor *op, struct attention_ragg
     return ragged.count;
 }
 
+/* ---- Lengths ---- */
+
+int64_t attention_length(const struct view *lengths, const struct view *sums, int64_t batch, int64_t all) {
+    int64_t length = lengths->data ? view_load_int(lengths, (const int64_t[]){batch, 0, 0, 0}) : all;
+    /* Cumulative lengths: the difference of two adjacent entries. */
+    if (sums->data)
+        length = view_load_int(sums, (const int64_t[]){batch + 1, 0, 0, 0}) -
+                 view_load_int(sums, (const int64_t[]){batch, 0, 0, 0});
+    return length;
+}
+
 /* ---- Checks of the graph ---- */
 
 struct ragged_check {

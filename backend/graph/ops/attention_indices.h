@@ -9,6 +9,9 @@
 /* Number of keys that the page table of a batch entry reaches, capped at INT64_MAX. */
 int64_t attention_table_reach(const struct tensor *table, const struct tensor *container);
 
+/* Number of queries or keys in use of a batch entry, which has `all`. attention_check_indices has checked its range. */
+int64_t attention_length(const struct view *lengths, const struct view *sums, int64_t batch, int64_t all);
+
 /* A ragged operand. Its rows are queries or keys; those of a page table are pages of `page` keys. */
 struct attention_ragged {
     const struct tensor *tensor;

@@ -2,13 +2,12 @@
 #include "graph/ops/attention_reference.h"
 #include "base/number.h"
 #include "base/philox.h"
+#include "graph/ops/attention_indices.h"
 #include "graph/ops/rng.h"
 
 #include <math.h>
 
-/* ALiBi's slope of a head: 2^(-8 (i+1) / n) for the first n heads, where n is the largest power of two; the remaining
-   heads get slopes between these. */
-static double alibi_slope(int64_t head, int64_t heads) {
+double attention_alibi_slope(int64_t head, int64_t heads) {
     int64_t power = 1;
     while (power * 2 <= heads)
         power *= 2;
@@ -43,25 +42,15 @@ struct attention_run attention_run_of(const struct attention *a, const struct bi
     };
 }
 
-/* attention_check_indices has rejected lengths outside of 0 .. all. */
-static int64_t length_in_use(const struct view *lengths, const struct view *sums, int64_t batch, int64_t all) {
-    int64_t length = lengths->data ? view_load_int(lengths, (const int64_t[]){batch, 0, 0, 0}) : all;
-    /* Cumulative lengths: the difference of two adjacent entries. */
-    if (sums->data)
-        length = view_load_int(sums, (const int64_t[]){batch + 1, 0, 0, 0}) -
-                 view_load_int(sums, (const int64_t[]){batch, 0, 0, 0});
-    return length;
-}
-
 struct attention_head attention_head_of(const struct attention_run *run, int64_t batch, int64_t index) {
     struct attention_head head = {.batch = batch, .index = index, .sink = -INFINITY};
-    head.rows_used = length_in_use(&run->seq_len_q, &run->cu_seq_len_q, batch, run->rows);
-    head.columns_used = length_in_use(&run->seq_len_kv, &run->cu_seq_len_kv, batch, run->columns);
+    head.rows_used = attention_length(&run->seq_len_q, &run->cu_seq_len_q, batch, run->rows);
+    head.columns_used = attention_length(&run->seq_len_kv, &run->cu_seq_len_kv, batch, run->columns);
     /* BOTTOM_RIGHT aligns the last query in use with the last key in use. */
     if (run->a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT)
         head.shift = head.columns_used - head.rows_used;
     if (run->a->alibi)
-        head.slope = alibi_slope(index, run->heads);
+        head.slope = attention_alibi_slope(index, run->heads);
     if (run->sink.data)
         head.sink = view_load(&run->sink, (const int64_t[]){0, index, 0, 0});
     return head;

@@ -4,6 +4,7 @@
 #include "base/number.h"
 #include "base/philox.h"
 #include "engines/cpu/product/gemm.h"
+#include "graph/ops/attention_indices.h"
 #include "graph/ops/rng.h"
 
 #include <math.h>
@@ -51,34 +52,15 @@ struct scores scores_of(const struct attention *a, const struct attention_sizes 
     };
 }
 
-/* attention_check_indices has already refused lengths outside [0, all]. */
-static int64_t length_in_use(const struct view *lengths, const struct view *sums, int64_t batch, int64_t all) {
-    int64_t length = lengths->data ? view_load_int(lengths, (const int64_t[]){batch, 0, 0, 0}) : all;
-    if (sums->data)
-        length = view_load_int(sums, (const int64_t[]){batch + 1, 0, 0, 0}) -
-                 view_load_int(sums, (const int64_t[]){batch, 0, 0, 0});
-    return length;
-}
-
 int64_t scores_queries(const struct scores *scores, int64_t batch) {
-    return length_in_use(&scores->seq_len_q, &scores->cu_seq_len_q, batch, scores->sizes->rows);
+    return attention_length(&scores->seq_len_q, &scores->cu_seq_len_q, batch, scores->sizes->rows);
 }
 
 int64_t scores_keys(const struct scores *scores, int64_t batch) {
-    return length_in_use(&scores->seq_len_kv, &scores->cu_seq_len_kv, batch, scores->sizes->keys);
+    return attention_length(&scores->seq_len_kv, &scores->cu_seq_len_kv, batch, scores->sizes->keys);
 }
 
 /* ---- Panels ------------------------------------------------------------------------------------------------------ */
-
-/* As the operation defines it: 2^(-8 (i+1) / n) for the first n heads, where n is the largest power of two, and values
-   between these for the others. */
-static double alibi_slope(int64_t head, int64_t heads) {
-    int64_t power = 1;
-    while (power * 2 <= heads)
-        power *= 2;
-    double step = head < power ? 8.0 * (double)(head + 1) : 4.0 * (double)(2 * (head - power) + 1);
-    return exp2(-step / (double)power);
-}
 
 /* Bounds are at most 2^60, rows and columns below 2^44: sums do not overflow 64 bits. */
 static void find_keys(struct panel *panel, int column, const struct attention *a, int64_t queries, int64_t keys) {
@@ -115,7 +97,7 @@ void panel_init(struct panel *panel, const struct scores *scores, int64_t batch,
         panel->row[c] = (column + c) % sizes->rows;
         panel->line[c] = (batch * sizes->heads + head) * sizes->rows + panel->row[c];
         panel->slope[c] = scores->a->alibi && (c == 0 || head != panel->head[c - 1])
-                              ? (float)alibi_slope(head, sizes->heads)
+                              ? (float)attention_alibi_slope(head, sizes->heads)
                               : panel->slope[c > 0 ? c - 1 : 0];
         find_keys(panel, c, scores->a, queries, keys);
     }

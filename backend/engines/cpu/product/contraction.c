@@ -30,14 +30,6 @@ static const struct contraction_kind *kind_of(const struct node *node) {
     return op_of(node->op) == &matmul_op ? &matmul_contraction : conv_is(node->op) ? &conv_contraction : NULL;
 }
 
-/* The value that a contraction's node computes. */
-static int result_of(const struct node *node) {
-    int i = 0;
-    while (!node->is_output[i])
-        i++;
-    return node->operands[i];
-}
-
 /* ---- Checking regions -------------------------------------------------------------------------------------------- */
 
 static bool node_is_dequantize(const struct node *node) { return op_of(node->op) == &block_scale_dequantize_op; }
@@ -153,7 +145,7 @@ static weftStatus_t compile(struct program *program, const struct region *region
     struct product product = kind_of(*node)->product(*node);
     TRY(product_check_exact((*node)->op, &product));
     /* The result is alpha * sum + beta * (previous contents of its memory). */
-    struct given given = {.value = result_of(*node),
+    struct given given = {.value = node_result(*node),
                           .is_wide = product_is_wide(&product),
                           .is_whole = product_kernel(&product)->type == WEFT_DATA_INT32,
                           .alpha = product.alpha,
@@ -195,7 +187,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     TRY(compile(&program, region, &node));
     struct product product = kind_of(node)->product(node);
     int threads = program.shares_bytes || device->threads < 1 ? 1 : device->threads;
-    double elements = (double)tensor_elements(region->graph->values[result_of(node)].tensor);
+    double elements = (double)tensor_elements(region->graph->values[node_result(node)].tensor);
     double computing = multiplying_seconds(&product, op_flops(node->op)) + elements * program.nanoseconds * 1e-9;
     double bytes = program.bytes + (double)tensor_own_bytes(product.a) + (double)tensor_own_bytes(product.b);
     for (int i = 0; i < region->count; i++)

@@ -28,14 +28,6 @@ static bool is_index(const struct node *node) {
     return ((const struct pointwise_op *)node->op)->pw->mode == WEFT_POINTWISE_GEN_INDEX;
 }
 
-/* Pointwise operations have one output. */
-static int output_of(const struct node *node) {
-    int i = 0;
-    while (!node->is_output[i])
-        i++;
-    return node->operands[i];
-}
-
 /* ---- Analysis ---------------------------------------------------------------------------------------------------- */
 
 /* The tensor must have the result's dims or one element, because nothing is reshaped on the way. Inputs may broadcast
@@ -149,7 +141,7 @@ static weftStatus_t add_node(struct contraction *c, const struct node *node) {
             TRY(add_memory(c, node->is_output[k] ? EPILOGUE_STORE : EPILOGUE_LOAD, value));
     }
     if (is_index(node))
-        TRY(add_coordinate(c, EPILOGUE_INDEX, output_of(node), ((const struct pointwise_op *)node->op)->pw->axis));
+        TRY(add_coordinate(c, EPILOGUE_INDEX, node_result(node), ((const struct pointwise_op *)node->op)->pw->axis));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -504,7 +496,7 @@ static void emit_formulas(struct kernel_source *source, const struct contraction
         const struct node *node = region_node(c->region, i);
         if (!contraction_is_in_epilogue(c, node) || reductions_support(node) || is_index(node))
             continue;
-        if (is_read_in_region(c, output_of(node)) && output_of(node) != last)
+        if (is_read_in_region(c, node_result(node)) && node_result(node) != last)
             formula_emit(&source->code, c->region->graph, node);
         else /* the store rounds */
             formula_emit_exact(&source->code, c->region->graph, node);

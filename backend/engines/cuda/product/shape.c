@@ -337,18 +337,10 @@ static weftStatus_t find_checks(struct contraction *c) {
 
 /* ---- All operations ---------------------------------------------------------------------------------------------- */
 
-/* The first output, which is the only one of a product. */
-static int result_of(const struct node *node) {
-    int i = 0;
-    while (!node->is_output[i])
-        i++;
-    return node->operands[i];
-}
-
 weftStatus_t contraction_shape(struct contraction *c, const struct node *node) {
     const struct graph *graph = c->region->graph;
     c->node = node;
-    c->result = result_of(node);
+    c->result = node_result(node);
     c->alpha = 1;
     if (op_of(node->op) == &matmul_op) {
         const struct matmul_op *op = (const struct matmul_op *)node->op;
