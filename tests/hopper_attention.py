@@ -60,7 +60,7 @@ def forward(
 
 
 def backward(depth: int, dtype: str, deterministic: bool, **options: Any) -> list[str]:
-    """The families of the plan's steps."""
+    """The families of the plan's steps, and the relaxations that they use."""
     g = weft.Graph(io_data_type=dtype, device_property=DeviceProperties(H200))
     q = g.tensor([2, 4, 2000, depth])
     stats = g.tensor([2, 4, 2000, 1], data_type="f32")
@@ -70,19 +70,24 @@ def backward(depth: int, dtype: str, deterministic: bool, **options: Any) -> lis
     options["use_deterministic_algorithm"] = deterministic
     g.sdpa_backward(q, q, q, q, q, stats, attn_scale=0.1, **options)
     g.build()
-    return [step["family"] for step in g.plan.report["steps"]]
+    return [family_of(step) for step in g.plan.report["steps"]]
+
+
+def family_of(step: dict[str, Any]) -> str:
+    """The family of a step, followed by the relaxations that it uses."""
+    return " ".join([step["family"], *step["relaxations"]])
 
 
 def served(g: Any, made: Any, types: Sequence[str], largest: dict[str, Any]) -> tuple[str, str]:
-    """Returns the family that computes gradients of these types with these maxima, and why others
-    declined."""
+    """Returns the family that computes gradients of these types with these maxima, the relaxations that it
+    uses, and why others declined."""
     for tensor, type_ in zip(made[:3], types, strict=True):
         tensor.set_output(True).set_data_type(type_)
     for tensor in largest.values():
         tensor.set_output(True)
     g.build()
     (step,) = g.plan.report["steps"]
-    return step["family"], " ".join(each["reason"] for each in step["declined"])
+    return family_of(step), " ".join(each["reason"] for each in step["declined"])
 
 
 def fp8_backward(depth: int, deterministic: bool = False, **options: Any) -> tuple[str, str]:

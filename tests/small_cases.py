@@ -991,19 +991,17 @@ CASES = {
     # contractions
     "matmul": Case("product_sm90", "hopper", matmul(250, 200, 520)),
     "matmul f32": Case(
-        "product_sm90", "hopper.tf32", matmul(250, 200, 520, "f32", "f32", True), engine="cuda.tf32"
+        "product_sm90", "hopper", matmul(250, 200, 520, "f32", "f32", True), engine="cuda.tf32"
     ),
     "matmul fp8": Case("product_promoted_sm90", "hopper", matmul(250, 200, 528, "e4m3", "bf16", True)),
-    "matmul of few, f32": Case(
-        "portable_mma", "contraction.tf32", matmul(33, 65, 129, "f32"), engine="cuda.tf32"
-    ),
+    "matmul of few, f32": Case("portable_mma", "contraction", matmul(33, 65, 129, "f32"), engine="cuda.tf32"),
     "matmul of few": Case("portable_mma", "contraction", matmul(33, 65, 129)),
     "matmul of few, all bits": Case("portable_fma", "contraction", matmul(65, 33, 70, "f32")),
     "matmul int8": Case("portable_mma", "contraction", matmul(64, 64, 64, "i8", "i32")),
     "matmuls of few": Case("portable_direct", "contraction", matmuls),
     "matmul of odd depth": Case("map product_sm90", "packed", matmul(2048, 256, 2047)),
     "matmul of odd depth, f32": Case(
-        "transpose product_sm90", "packed.tf32", matmul(2048, 256, 2047, "f32"), engine="cuda.tf32"
+        "transpose product_sm90", "packed", matmul(2048, 256, 2047, "f32"), engine="cuda.tf32"
     ),
     "matmul of few rows": Case(
         "product_cluster_split_sm90", "hopper", matmul(60, 200, 520, transposed=True), knobs={"TILE_SIZE": 28}
@@ -1057,7 +1055,7 @@ CASES = {
     ),
     "conv dgrad of steps, f32": Case(
         "product_sm90",
-        "packed.tf32",
+        "packed",
         conv("dgrad", (4, 72, 13, 15), (200, 72, 3, 3), 2, dtype="f32", flipped=True),
         engine="cuda.tf32",
     ),
@@ -1224,7 +1222,7 @@ CASES = {
     ),
     "gradients, spelled, unordered": Case(
         "forward_sm90 backward_rows_sm90 backward_sm90",
-        "spelled_attention_unordered",
+        "spelled_attention",
         spelled_gradients(128, has_terms=False),
         engine="cuda.unordered",
         is_read_again=True,
@@ -1453,7 +1451,7 @@ CASES = {
     ),
     "attention gradient on Hopper, unordered FP8": Case(
         "widen_sm90 amax_clear backward_rows_sm90 backward_sm90 backward_sums_sm90",
-        "attention_hopper_unordered",
+        "attention_hopper",
         byte_attention_gradient(150, 112, "e4m3"),
         engine="cuda.unordered",
     ),
@@ -1467,7 +1465,7 @@ CASES = {
     ),
     "attention gradient on Hopper, unordered dropout by a mask": Case(
         "backward_rows_sm90 backward_sm90 backward_sums_sm90",
-        "attention_hopper_unordered",
+        "attention_hopper",
         attention_gradient_of_boxes(
             64,
             "bf16",
@@ -1493,19 +1491,19 @@ CASES = {
     ),
     "attention gradient on Hopper, unordered ragged": Case(
         "backward_rows_sm90 backward_sm90 backward_sums_sm90",
-        "attention_hopper_unordered",
+        "attention_hopper",
         packed_attention_gradient(64, "f16"),
         engine="cuda.unordered",
     ),
     "attention gradient on Hopper, unordered": Case(
         "backward_rows_sm90 backward_sm90 backward_sums_sm90",
-        "attention_hopper_unordered",
+        "attention_hopper",
         attention_gradient_of_boxes(128, "bf16", use_causal_mask=True),
         engine="cuda.unordered",
     ),
     "attention gradient on Hopper, unordered window": Case(
         "backward_rows_sm90 backward_sm90 backward_sums_sm90",
-        "attention_hopper_unordered",
+        "attention_hopper",
         attention_gradient_of_boxes(
             40,
             "f16",
@@ -1524,7 +1522,7 @@ CASES = {
     ),
     "attention gradient on Hopper, unordered heads in parts": Case(
         "backward_rows_sm90 backward_sm90 backward_sums_sm90",
-        "attention_hopper_unordered",
+        "attention_hopper",
         attention_gradient_of_boxes(128, "bf16", (8, 1), 330, use_causal_mask_bottom_right=True),
         engine="cuda.unordered",
     ),
@@ -1564,13 +1562,13 @@ CASES = {
     ),
     "attention gradient on Hopper, unordered bits of a block mask": Case(
         "backward_sm90 backward_sums_sm90",
-        "attention_hopper_unordered",
+        "attention_hopper",
         masked_attention_gradient(True, 128),
         "cuda.unordered",
     ),
     "attention gradient on Hopper, unordered mask": Case(
         "backward_sm90 backward_sums_sm90",
-        "attention_hopper_unordered",
+        "attention_hopper",
         attention_gradient_of_boxes(64, "f16", bias=lambda t: t(1, 4, 200, 150, dtype="f16")),
         "cuda.unordered",
     ),
@@ -1838,7 +1836,7 @@ def known() -> set[str]:
         return set()
     kernels = {path.name for path in folder.rglob("*.cuh") if "__global__" in path.read_text()}
     names = re.findall(r"&cuda_(\w+)", (folder.parent / "engines.c").read_text())
-    return kernels | {"cuda." + name.replace("_tf32", ".tf32") for name in names if "engine" not in name}
+    return kernels | {"cuda." + name for name in names if "engine" not in name}
 
 
 def main() -> int:

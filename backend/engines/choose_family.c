@@ -18,6 +18,23 @@ weftStatus_t family_check_gathered(const struct family *family, const struct reg
     return WEFT_STATUS_SUCCESS;
 }
 
+weftStatus_t offer_relaxed(struct offer *offer, const struct region *region, const struct device *device,
+                           enum relaxation relaxation,
+                           weftStatus_t (*price)(const struct region *region, const struct device *device, int used,
+                                                 double *seconds)) {
+    double seconds;
+    weftStatus_t status = price(region, device, 0, &offer->seconds);
+    if (!(region->allow & relaxation))
+        return status;
+    /* Asked last, so that its message remains if it declines. */
+    offer->declined = price(region, device, relaxation, &seconds);
+    if (offer->declined)
+        return status ? offer->declined : WEFT_STATUS_SUCCESS;
+    if (status || seconds <= offer->seconds)
+        *offer = (struct offer){.family = offer->family, .seconds = seconds, .used = relaxation};
+    return WEFT_STATUS_SUCCESS;
+}
+
 weftStatus_t engine_offer(struct offer *best, const struct engine *engine, const struct region *region,
                           const struct device *device, bool (*may)(const struct family *family)) {
     /* Returned if no family was asked at all. */
@@ -25,18 +42,18 @@ weftStatus_t engine_offer(struct offer *best, const struct engine *engine, const
     *best = (struct offer){0};
     for (int f = 0; engine && engine->families[f]; f++) {
         const struct family *family = engine->families[f];
-        double seconds;
+        struct offer offer = {.family = family};
         /* A combining family would call this function again, without end. */
-        if (family->combines || !engine_uses(engine, family) || (may && !may(family)))
+        if (family->combines || (may && !may(family)))
             continue;
         status = family_check_gathered(family, region);
         if (!status)
             /* A refusal leaves its message in the thread's error text; the caller clears it if another family serves
                the region. */
-            status = family->accepts(region, device, &seconds);
+            status = family->accepts(region, device, &offer);
         /* Strictly less: if two families predict the same time, the one listed first wins. */
-        if (!status && (!best->family || seconds < best->seconds))
-            *best = (struct offer){family, seconds};
+        if (!status && (!best->family || offer.seconds < best->seconds))
+            *best = offer;
     }
     return best->family ? WEFT_STATUS_SUCCESS : status;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The two interfaces of this layer. A kernel family serves regions of a graph: it accepts a region with a predicted
-   time or refuses it with a message, builds a step, and runs it. It knows no other family. An engine is a device kind
-   and a list of families. The planner covers a graph with regions of minimal total predicted time, so an engine whose
-   list ends with the reference family runs every graph. */
+   time or refuses it with a message, builds a step, and runs it. It knows no other family. An engine is a device kind,
+   a list of families, and the relaxations that its requests allow. The planner covers a graph with regions of minimal
+   total predicted time, so an engine whose list ends with the reference family runs every graph. */
 #ifndef WEFT_ENGINES_ENGINE_H
 #define WEFT_ENGINES_ENGINE_H
 
@@ -12,6 +12,13 @@
 #include "runtime/aot_code.h"
 #include "runtime/context.h"
 
+/* What a request may allow beyond results that are exact in the operands' types and equal in every run. Bits of `allow`
+   and `used`. */
+enum relaxation {
+    RELAX_TF32 = 1,  /* floats are multiplied in TF32, which has 10 mantissa bits */
+    RELAX_ORDER = 2, /* the order of sums differs from run to run */
+};
+
 /* Nodes of a graph that are served together, in the graph's order. A region borrows its graph and the list of nodes, so
    it is valid as long as both exist. */
 struct region {
@@ -19,6 +26,7 @@ struct region {
     int count;
     const int *nodes;
     const struct engine *engine; /* engine whose families may serve parts of a combined region, or NULL */
+    int allow;                   /* relaxations that the request allows */
 };
 
 struct knob {
@@ -61,7 +69,16 @@ struct step {
     void *state;               /* private to the family, allocated in the plan's arena */
     int64_t workspace_bytes;   /* scratch memory that run needs, aligned to 64 bytes */
     double seconds;            /* predicted */
+    int used;                  /* relaxations, of those that the region allows */
     const char *detail;        /* description of the kernel, such as "6x16 tiles, K panels of 384", or NULL */
+};
+
+/* A family's answer for a region that it accepts. */
+struct offer {
+    const struct family *family;
+    double seconds;        /* predicted */
+    int used;              /* relaxations, of those that the region allows */
+    weftStatus_t declined; /* why an allowed relaxation is not used; its message is the thread's error text */
 };
 
 struct family {
@@ -72,14 +89,14 @@ struct family {
     bool shares_reads;        /* accepts operations that share only their inputs */
     bool wants_boxes;         /* reads operands only as TMA boxes, so copying them first may pay off */
     const struct knob *knobs; /* terminated by a knob without doc; NULL if the family has none */
-    /* Returns SUCCESS and a predicted time, or NOT_SUPPORTED* and a message that says what would have to change. Has no
-       side effects. */
-    weftStatus_t (*accepts)(const struct region *region, const struct device *device, double *seconds);
+    /* Returns SUCCESS and fills in a cleared offer, or NOT_SUPPORTED* and a message that says what would have to
+       change. Has no side effects. */
+    weftStatus_t (*accepts)(const struct region *region, const struct device *device, struct offer *offer);
     /* Lists producer nodes whose only consumer is this node and that the family fuses with it. Fills in their indices,
        at most all nodes of the graph but one, and returns their count. NULL: never. */
     int (*companions)(const struct graph *graph, int node, int *nodes);
     /* Fills in step->state, workspace_bytes and detail for an accepted region. Inexpensive: compiles nothing. `seconds`
-       holds the prediction of accepts; a family with knobs updates it for the chosen knobs. */
+       and `used` are those of accepts; a family with knobs updates the time for the chosen knobs. */
     weftStatus_t (*build)(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena);
     /* Prepares what run needs when a plan is finalized for a device of this machine, after the engine's compile. NULL:
@@ -95,12 +112,8 @@ struct family {
     bool (*may_alias)(const struct step *step, int in, int out);
     /* Frees what the arena does not own. NULL: use the engine's function. */
     void (*release)(struct step *step);
-    /* True if the family might compute an operation with fewer bits than its operands have. Must be fast and may err on
-       the side of true. NULL: never. */
-    bool (*narrows)(const struct graph *graph, int node);
-    /* True if the family might compute sums of the operation in an order that differs from run to run. Must be fast and
-       may err on the side of true. NULL: never. */
-    bool (*reorders)(const struct graph *graph, int node);
+    /* Relaxations that the family might use for an operation. Must be fast and may return too many. NULL: none. */
+    int (*relaxes)(const struct graph *graph, int node);
     /* True if the family might read this operand of the node as parts at separate addresses (graph/views.h). Must be
        fast and may err on the side of true. NULL: never; regions that would require it are not offered to the
        family. */
@@ -113,8 +126,7 @@ struct engine {
     weftDeviceKind_t device;
     /* in the order in which they start regions and win ties; terminated by NULL */
     const struct family *const *families;
-    /* also uses families that do so, and declines graphs in which none of them serves a part */
-    bool narrows, reorders;
+    int allow; /* relaxations that its requests allow; graphs in which no part uses one are declined */
     const weftBackendNumericalNote_t *numerical_notes;
     int numerical_note_count;
     const weftBackendBehaviorNote_t *behavior_notes;
@@ -161,15 +173,12 @@ static inline void step_release(const struct engine *engine, struct step *step) 
         release(step);
 }
 
-/* True if the engine may use a family of its list. */
-static inline bool engine_uses(const struct engine *engine, const struct family *family) {
-    return (engine->narrows || !family->narrows) && (engine->reorders || !family->reorders);
-}
-
-struct offer {
-    const struct family *family;
-    double seconds;
-};
+/* For a family with an exact and a relaxed kernel: offers the faster one; the relaxed one if both take the same time.
+   `price` predicts the time with the relaxations `used`, and declines if the kernel would not use them. */
+weftStatus_t offer_relaxed(struct offer *offer, const struct region *region, const struct device *device,
+                           enum relaxation relaxation,
+                           weftStatus_t (*price)(const struct region *region, const struct device *device, int used,
+                                                 double *seconds));
 
 /* Finds the family that serves a region at the lowest predicted time, among the engine's non-combining families that
    `may` allows (NULL: all). If none does, the status and message are those of the last refusal. */

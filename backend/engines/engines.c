@@ -8,9 +8,7 @@
 
 /* Families start regions in this order: attention and products, special before general, come first, so that simpler
    families do not claim operations that could be fused with them. Ties go to the earlier family. */
-static const struct family *const cuda_families[] = {&cuda_spelled_attention_unordered,
-                                                     &cuda_spelled_attention,
-                                                     &cuda_attention_hopper_unordered,
+static const struct family *const cuda_families[] = {&cuda_spelled_attention,
                                                      &cuda_attention_hopper,
                                                      &cuda_attention_decode,
                                                      &cuda_attention,
@@ -21,11 +19,8 @@ static const struct family *const cuda_families[] = {&cuda_spelled_attention_uno
                                                      &cuda_depthwise,
                                                      &cuda_patch_sm90,
                                                      &cuda_patch_wgrad_sm90,
-                                                     &cuda_hopper_tf32,
                                                      &cuda_hopper,
-                                                     &cuda_packed_tf32,
                                                      &cuda_packed,
-                                                     &cuda_contraction_tf32,
                                                      &cuda_contraction,
                                                      &cuda_grouped_sm90,
                                                      &cuda_grouped,
@@ -43,7 +38,7 @@ static const struct family *const cuda_families[] = {&cuda_spelled_attention_uno
 static const weftBackendNumericalNote_t cuda_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE};
 static const weftBackendBehaviorNote_t cuda_behavior_notes[] = {WEFT_BEHAVIOR_NOTE_RUNTIME_COMPILATION};
 
-/* Fields shared by the GPU engines, which differ only in numerical relaxations. */
+/* Fields shared by the GPU engines, which are one list of families and differ in what their requests allow. */
 #define OF_CUDA                                                                                                        \
     .device = WEFT_DEVICE_CUDA, .families = cuda_families, .behavior_notes = cuda_behavior_notes,                      \
     .behavior_note_count = 1, .stores_narrow = true, .parts_batch_norms = true, .compile = cuda_compile,               \
@@ -65,7 +60,7 @@ static const weftBackendNumericalNote_t cuda_tf32_numerical_notes[] = {WEFT_NUME
 static const struct engine cuda_tf32_engine = {
     .name = "cuda.tf32",
     .doc = "like cuda, with float products rounded to TF32 (10 mantissa bits) on tensor cores",
-    .narrows = true,
+    .allow = RELAX_TF32,
     .numerical_notes = cuda_tf32_numerical_notes,
     .numerical_note_count = 2,
     OF_CUDA,
@@ -77,7 +72,7 @@ static const weftBackendNumericalNote_t cuda_unordered_numerical_notes[] = {WEFT
 static const struct engine cuda_unordered_engine = {
     .name = "cuda.unordered",
     .doc = "like cuda, with sums that blocks add to in any order: two runs may differ by rounding",
-    .reorders = true,
+    .allow = RELAX_ORDER,
     .numerical_notes = cuda_unordered_numerical_notes,
     .numerical_note_count = 2,
     OF_CUDA,

@@ -135,7 +135,8 @@ weftStatus_t region_extract(struct region *extract, const int **outer, const str
     }
     for (int v = 0; v < graph->value_count; v++)
         TRY(extract_value(graph, v, &region->graph->values[values[v]], region, arena));
-    *extract = (struct region){.graph = graph, .count = region->count, .nodes = nodes, .engine = region->engine};
+    *extract = (struct region){
+        .graph = graph, .count = region->count, .nodes = nodes, .engine = region->engine, .allow = region->allow};
     *outer = values;
     return WEFT_STATUS_SUCCESS;
 }

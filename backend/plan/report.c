@@ -45,6 +45,14 @@ static void add_operations(struct text *text, const struct step *step) {
     text_add(text, "]");
 }
 
+/* The relaxations that a step uses, as words. */
+static void add_relaxations(struct text *text, const struct step *step) {
+    static const char *const words[] = {[RELAX_TF32] = "\"tf32\"",
+                                        [RELAX_ORDER] = "\"unordered\"",
+                                        [RELAX_TF32 | RELAX_ORDER] = "\"tf32\",\"unordered\""};
+    text_add(text, ",\"relaxations\":[%s]", step->used ? words[step->used] : "");
+}
+
 /* Writes step s with its memory traffic, scratch and operations. s is also its position in execution order. */
 static void add_step(struct text *text, const struct plan *plan, int s) {
     const struct step *step = &plan->draft.steps[s];
@@ -55,6 +63,7 @@ static void add_step(struct text *text, const struct plan *plan, int s) {
     add_key(text, "doc", step->family->doc);
     text_add(text, ",");
     add_key(text, "detail", step->detail);
+    add_relaxations(text, step);
     add_number(text, "seconds", step->seconds);
     add_number(text, "flops", step_flops(step));
     text_add(text, ",\"bytes\":%lld,\"scratch_bytes\":%lld", (long long)plan->draft.step_bytes[s],

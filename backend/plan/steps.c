@@ -48,7 +48,8 @@ static weftStatus_t draft_steps(struct draft *draft, const struct knob_choices *
         *step = (struct step){.family = part->family,
                               .region = part->region,
                               .before = s > 0 ? step - 1 : NULL,
-                              .seconds = part->seconds};
+                              .seconds = part->seconds,
+                              .used = part->used};
         TRY(part->family->build(step, &draft->device, knobs, arena));
         draft->seconds += step->seconds;
     }

@@ -72,7 +72,8 @@ def _step_rows(steps: Sequence[Mapping[str, Any]], measured: Sequence[float]) ->
         seconds = [step["seconds"], *measured[number - 1 : number]]
         numbers = [amount(step["flops"]), amount(step["bytes"]), *(amount(each, "s") for each in seconds)]
         waits_for = bound(step["flops"], step["bytes"])
-        rows.append([str(number), step["family"], _cut(names, 44), *numbers, waits_for])
+        family = " ".join([step["family"], *step["relaxations"]])
+        rows.append([str(number), family, _cut(names, 44), *numbers, waits_for])
     return rows
 
 

@@ -113,18 +113,22 @@ struct built {
 /* Returns the first engine that contains the family. */
 static inline const struct engine *engine_of(const struct family *family) {
     for (int e = 0; e < engine_count; e++)
-        for (int f = 0; engines[e]->families[f] && engine_uses(engines[e], family); f++)
+        for (int f = 0; engines[e]->families[f]; f++)
             if (engines[e]->families[f] == family)
                 return engines[e];
     return NULL;
 }
 
-/* Builds the whole model as one region of a family. The result must be released even after a failure. */
+/* Relaxations that the steps use. */
+static int relaxations;
+
+/* Builds the whole model as one region of a family, with the relaxed kernel even if the exact one is faster. The result
+   must be released even after a failure. */
 static inline weftStatus_t build(struct built *built, const struct family *family, void (*fill)(struct model *m),
                                  const struct device *device) {
     struct model m = {.next_uid = 1};
     struct knob_choices none = {0};
-    double seconds = -1;
+    struct offer offer = {.family = family};
     *built = (struct built){0};
     fill(&m);
     built->graph = graph_of(m.count, m.ops);
@@ -134,9 +138,10 @@ static inline weftStatus_t build(struct built *built, const struct family *famil
     for (int i = 0; i < graph->node_count; i++)
         built->nodes[i] = i;
     built->step.family = family;
-    built->step.region = (struct region){graph, graph->node_count, built->nodes, engine_of(family)};
-    TRY(family->accepts(&built->step.region, device, &seconds));
-    CHECK(seconds > 0 && seconds < 1, "%g seconds", seconds);
+    built->step.region = (struct region){graph, graph->node_count, built->nodes, engine_of(family), relaxations};
+    built->step.used = relaxations;
+    TRY(family->accepts(&built->step.region, device, &offer));
+    CHECK(offer.seconds > 0 && offer.seconds < 1, "%g seconds", offer.seconds);
     return family->build(&built->step, device, &none, &built->arena);
 }
 

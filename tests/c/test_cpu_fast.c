@@ -316,13 +316,13 @@ static bool check_model(struct model *model, const struct family *family, enum n
     char what[64];
     snprintf(what, sizeof what, "%s, seed %llu", kind, (unsigned long long)seed);
     struct device device = {.kind = WEFT_DEVICE_CPU, .threads = threads_count()};
-    double seconds = 0;
+    struct offer offer = {.family = family};
     finish_model(model);
     for (int i = 0; i < model->op_count; i++)
         nodes[i] = i;
     struct region region = {.graph = model->graph, .count = model->op_count, .nodes = nodes};
-    weftStatus_t status = family->accepts(&region, &device, &seconds);
-    CHECK(status != WEFT_STATUS_SUCCESS || seconds > 0, "%s: predicts %g seconds", what, seconds);
+    weftStatus_t status = family->accepts(&region, &device, &offer);
+    CHECK(status != WEFT_STATUS_SUCCESS || offer.seconds > 0, "%s: predicts %g seconds", what, offer.seconds);
     if (status == WEFT_STATUS_SUCCESS) {
         struct memory *memories = allocate(model, &region, numbers);
         void *values[TENSORS];
@@ -767,10 +767,10 @@ static void check_modes(void) {
 static void check_refusal(struct model *model, const struct family *family, const char *expected) {
     struct device device = {.kind = WEFT_DEVICE_CPU, .threads = 1};
     int nodes[OPS] = {0, 1, 2};
-    double seconds;
+    struct offer offer = {.family = family};
     finish_model(model);
     struct region region = {.graph = model->graph, .count = model->op_count, .nodes = nodes};
-    weftStatus_t status = family->accepts(&region, &device, &seconds);
+    weftStatus_t status = family->accepts(&region, &device, &offer);
     CHECK(status != WEFT_STATUS_SUCCESS && strcmp(status_text(), expected) == 0, "expected '%s', got '%s'", expected,
           status == WEFT_STATUS_SUCCESS ? "yes" : status_text());
     free_model(model);

@@ -334,8 +334,6 @@ static const struct family_case cases[] = {
      "f16 tensor cores, tiles of 128x128x32, 1 splits, epilogue: 3 operations"},
     {&cuda_contraction, decode_splits, "matmul 1x1024x8192", "bf16 tensor cores, tiles of 32x"},
     {&cuda_contraction, float_odd, "matmul f32 odd", "f32, tiles of "},
-    {&cuda_contraction_tf32, float_odd, "matmul tf32 odd", "tf32 tensor cores, tiles of "},
-    {&cuda_contraction_tf32, forward_float, "conv tf32", "tf32 tensor cores, tiles of "},
     {&cuda_contraction, double_square, "matmul f64", "f64, tiles of "},
     {&cuda_contraction, int8_square, "matmul int8", "int8 tensor cores, tiles of "},
     {&cuda_contraction, fp8_to_fp8, "matmul fp8 scaled to fp8", "f16 tensor cores, tiles of "},
@@ -352,6 +350,12 @@ static const struct family_case cases[] = {
     {&cuda_contraction, filter_nhwc, "filter gradient", "bf16 tensor cores, tiles of "},
     {&cuda_contraction, depthwise, "depthwise", "f32, one thread per 8 results, 1 splits"},
     {&cuda_contraction, depthwise_filter, "depthwise filter gradient", "f32, one thread per 8 results"},
+};
+
+/* Cases that are narrowed to tf32. */
+static const struct family_case tf32_cases[] = {
+    {&cuda_contraction, float_odd, "matmul tf32 odd", "tf32 tensor cores, tiles of "},
+    {&cuda_contraction, forward_float, "conv tf32", "tf32 tensor cores, tiles of "},
 };
 
 /* Cases that TMA and wgmma support. */
@@ -382,17 +386,20 @@ static const struct family_case hopper_cases[] = {
     {&cuda_packed, bf16_odd, "matmul of odd sizes, packed", "2 tensors repacked, cuda.hopper: wgmma"},
     {&cuda_packed, bf16_by_int4, "matmul bf16 by int4, packed", "1 tensors repacked, cuda.hopper: wgmma"},
     {&cuda_packed, forward_patches, "conv of patches, packed", "2 tensors repacked, taps as channels, cuda.hopper"},
-    {&cuda_packed_tf32, filter_patches, "filter gradient of f32 patches, packed",
-     "3 tensors repacked, taps as channels, cuda.hopper"},
     {&cuda_packed, forward_narrow, "conv in narrow groups, packed",
      "1 tensors repacked, narrow groups merged, cuda.hopper"},
     {&cuda_packed, filter_narrow_groups, "filter gradient in narrow groups, packed",
      "1 tensors repacked, narrow groups merged, cuda.hopper"},
-    {&cuda_packed_tf32, data_narrow, "data gradient f32 NCHW in narrow groups, packed",
+};
+
+static const struct family_case hopper_tf32_cases[] = {
+    {&cuda_packed, filter_patches, "filter gradient of f32 patches, packed",
+     "3 tensors repacked, taps as channels, cuda.hopper"},
+    {&cuda_packed, data_narrow, "data gradient f32 NCHW in narrow groups, packed",
      "2 tensors repacked, narrow groups merged, cuda.hopper"},
-    {&cuda_packed_tf32, half_by_bf16, "matmul f16 by bf16, packed", "2 tensors repacked, cuda.hopper.tf32: wgmma"},
-    {&cuda_packed_tf32, data_float, "data gradient f32, packed", "1 tensors repacked, cuda.hopper.tf32: wgmma"},
-    {&cuda_packed_tf32, filter_float, "filter gradient f32, packed", "2 tensors repacked, cuda.hopper.tf32: wgmma"},
+    {&cuda_packed, half_by_bf16, "matmul f16 by bf16, packed", "2 tensors repacked, cuda.hopper: wgmma"},
+    {&cuda_packed, data_float, "data gradient f32, packed", "1 tensors repacked, cuda.hopper: wgmma"},
+    {&cuda_packed, filter_float, "filter gradient f32, packed", "2 tensors repacked, cuda.hopper: wgmma"},
 };
 
 /* ---- Turing, whose tensor cores support only f16 ----------------------------------------------------------------- */
@@ -471,8 +478,6 @@ static const struct refused_case refusals[] = {
      "operations before it."},
     {&cuda_contraction, half_bytes, "matmul: tensor (uid 3) has data type i4, which kernels cannot store"},
     {&cuda_contraction, a_softmax, "softmax is neither a matmul, a convolution nor pointwise. Only those are fused."},
-    {&cuda_contraction_tf32, square_bf16,
-     "matmul: only tiles of floats summed in float are narrowed to tf32, from compute capability 8.0 on."},
     {&cuda_hopper, float_odd,
      "matmul: unsupported operand types: f32 x f32; this engine multiplies two halves, bfloat16 or FP8 summed in "
      "float, or two 8-bit integers."},
@@ -493,6 +498,11 @@ static const struct refused_case refusals[] = {
      "matmul: unsupported operand types: f32 x f32; this engine multiplies two halves, bfloat16 or FP8 summed in "
      "float, or two 8-bit integers."},
     {&cuda_packed, mixed_integers, "matmul: no type of tensor cores represents both i8 and i32."},
+};
+
+static const struct refused_case tf32_refusals[] = {
+    {&cuda_contraction, square_bf16,
+     "matmul: only tiles of floats summed in float are narrowed to tf32, from compute capability 8.0 on."},
 };
 
 /* relu(x) times a square matrix, plus r, all of the same layout. */
@@ -545,6 +555,11 @@ static void few_multiprocessors(void) {
 int main(void) {
     RUN(build_cases(cases, COUNT(cases), 0));
     RUN(build_cases(hopper_cases, COUNT(hopper_cases), 9));
+    relaxations = RELAX_TF32;
+    RUN(build_cases(tf32_cases, COUNT(tf32_cases), 0));
+    RUN(build_cases(hopper_tf32_cases, COUNT(hopper_tf32_cases), 9));
+    RUN(check_refusals(tf32_refusals, COUNT(tf32_refusals)));
+    relaxations = 0;
     RUN(turing_uses_what_it_has());
     RUN(nothing_is_launched());
     RUN(check_refusals(refusals, COUNT(refusals)));

@@ -243,15 +243,15 @@ void *__wrap_calloc(size_t count, size_t bytes) {
 }
 
 /* Accepts up to three operations, so that every region grows and is refused further growth. */
-static weftStatus_t accept_few(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accept_few(const struct region *region, const struct device *device, struct offer *offer) {
     (void)device;
     questions++;
-    *seconds = 1e-6;
+    offer->seconds = 1e-6;
     return region->count <= REGION_MOST ? WEFT_STATUS_SUCCESS : WEFT_STATUS_NOT_SUPPORTED;
 }
 
-static weftStatus_t accept_none(const struct region *region, const struct device *device, double *seconds) {
-    (void)region, (void)device, (void)seconds;
+static weftStatus_t accept_none(const struct region *region, const struct device *device, struct offer *offer) {
+    (void)region, (void)device, (void)offer;
     questions++;
     return WEFT_STATUS_NOT_SUPPORTED;
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import weft
 
@@ -47,7 +49,25 @@ def test_notes_keep_or_drop_what_narrows() -> None:
 
 
 def test_the_rest_of_the_graph_is_served_as_ever() -> None:
-    assert answer(product(softmax=True))["families"] == ["cuda.hopper.tf32", "cuda.rows"]
+    assert answer(product(softmax=True))["families"] == ["cuda.hopper", "cuda.rows"]
+
+
+def test_steps_report_that_they_narrow() -> None:
+    g = product(softmax=True).build()
+    assert [step["relaxations"] for step in g.plan.report["steps"]] == [["tf32"], []]
+    assert re.search(r"^ +1 +cuda\.hopper tf32 ", g.explain(), re.MULTILINE)
+    g = product().deselect_numeric_notes([NARROWS]).build()
+    assert [step["relaxations"] for step in g.plan.report["steps"]] == [[]]
+
+
+def test_products_that_need_no_narrowing_do_not_count() -> None:
+    """The engine plans both products, and only that of floats is narrowed."""
+    g = product()
+    half = g.tensor([256, 256], data_type="bf16", name="half")
+    g.matmul(half, half, name="other")
+    g.build()
+    steps = {step["operations"][0]["name"]: step["relaxations"] for step in g.plan.report["steps"]}
+    assert steps == {"matmul 'c'": ["tf32"], "matmul 'other'": []}
 
 
 def test_older_chips_do_not_narrow() -> None:
@@ -64,7 +84,7 @@ def test_older_chips_do_not_narrow() -> None:
     [("sm_80", "contraction"), ("sm_90", "hopper"), ("sm_100", "contraction"), ("sm_120", "contraction")],
 )
 def test_families(device: str, family: str) -> None:
-    assert answer(product(device=device))["families"] == [f"cuda.{family}.tf32"]
+    assert answer(product(device=device))["families"] == [f"cuda.{family}"]
 
 
 @pytest.mark.parametrize(("dtype", "softmax"), [("bf16", True), ("bf16", False), ("f64", False)])

@@ -86,27 +86,27 @@ CASES: list[tuple[str, weft.Graph, str]] = [
     ("matmul, odd depth", matmul(HALVES, k=2047), "packed"),
     ("matmul, odd columns", matmul(HALVES, n=2047), "packed"),
     ("matmul, odd and small", matmul(HALVES, 64, 64, 63), "contraction"),
-    ("matmul f32, row-major B", matmul(FLOATS), "packed.tf32"),
-    ("matmul f32, column-major B", matmul(FLOATS, row_major_b=False), "hopper.tf32"),
+    ("matmul f32, row-major B", matmul(FLOATS), "packed"),
+    ("matmul f32, column-major B", matmul(FLOATS, row_major_b=False), "hopper"),
     ("matmul bf16 by int8", matmul(("bf16", "i8")), "packed"),
     ("matmul bf16 by int4", matmul(("bf16", "i4")), "packed"),
     ("matmul f16 by e4m3", matmul(("f16", "e4m3")), "packed"),
-    ("matmul f32 by bf16", matmul(("f32", "bf16")), "packed.tf32"),
+    ("matmul f32 by bf16", matmul(("f32", "bf16")), "packed"),
     *((f"{kind} NCHW", conv(kind, order=FIRST), "packed") for kind in KINDS),
     *(
         (f"{kind} NCHW, small", conv(kind, order=FIRST, images=1, channels=16), "contraction")
         for kind in KINDS
     ),
-    *((f"{kind} f32 NCHW", conv(kind, "f32", FIRST), "packed.tf32") for kind in KINDS),
+    *((f"{kind} f32 NCHW", conv(kind, "f32", FIRST), "packed") for kind in KINDS),
     *((f"{kind} NCHW of one tap", conv(kind, order=FIRST, taps=1, size=28), "hopper") for kind in KINDS),
     *(
         (f"{kind} NCHW of one tap, odd", conv(kind, order=FIRST, channels=1024, taps=1, size=7), "packed")
         for kind in KINDS
     ),
-    ("wgrad f32 NCHW of one tap", conv("wgrad", "f32", FIRST, taps=1, size=28), "hopper.tf32"),
-    ("fprop f32", conv("fprop", "f32"), "hopper.tf32"),
-    ("dgrad f32", conv("dgrad", "f32"), "packed.tf32"),
-    ("wgrad f32", conv("wgrad", "f32"), "packed.tf32"),
+    ("wgrad f32 NCHW of one tap", conv("wgrad", "f32", FIRST, taps=1, size=28), "hopper"),
+    ("fprop f32", conv("fprop", "f32"), "hopper"),
+    ("dgrad f32", conv("dgrad", "f32"), "packed"),
+    ("wgrad f32", conv("wgrad", "f32"), "packed"),
     *((f"{kind} of 65 channels", conv(kind, channels=65), "packed") for kind in KINDS),
     *((f"{kind} of 96 channels", conv(kind, channels=96), "hopper") for kind in KINDS),
     *((f"{kind} in groups", conv(kind, groups=4), "hopper") for kind in KINDS),
@@ -117,7 +117,7 @@ CASES: list[tuple[str, weft.Graph, str]] = [
     ),
     *((f"{kind} in narrow groups", conv(kind, groups=32), "packed") for kind in KINDS),
     *((f"{kind} of patches", patches(kind), "packed") for kind in ("fprop", "wgrad")),
-    *((f"{kind} of f32 patches", patches(kind, "f32"), "packed.tf32") for kind in ("fprop", "wgrad")),
+    *((f"{kind} of f32 patches", patches(kind, "f32"), "packed") for kind in ("fprop", "wgrad")),
     *((f"{kind} flipped", conv(kind, flips=True), "hopper") for kind in KINDS),
 ]
 

@@ -12,7 +12,7 @@ from attention_gradients import Gradients, build
 from attention_spelling import Spelling
 
 FAMILY = "cuda.spelled_attention"
-HOPPER = r"cuda.attention_hopper(_unordered)?: wgmma [^;]*"
+HOPPER = r"cuda.attention_hopper: wgmma [^;]*"
 LARGE: dict[str, Any] = {"batch": 1, "heads": (16, 16), "rows": 4096, "columns": 4096, "depth": 128}
 LARGE |= {"value_depth": 128}
 CAUSAL = Spelling(**LARGE, mask="causal")

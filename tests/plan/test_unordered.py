@@ -44,9 +44,14 @@ def answer(g: weft.Graph, engine: str = "cuda.unordered") -> dict[str, Any]:
 
 def test_the_faster_engine_comes_first() -> None:
     g = gradient()
-    assert answer(g)["families"] == ["cuda.attention_hopper_unordered"]
-    assert answer(g, "cuda")["families"] == ["cuda.attention_hopper"]
+    assert answer(g)["families"] == answer(g, "cuda")["families"] == ["cuda.attention_hopper"]
     assert plans(g) == ["eng2", "eng0"]
+
+
+def test_steps_report_that_they_are_unordered() -> None:
+    for notes, expected in ([], ["unordered"]), ([UNORDERED], []):
+        g = gradient().deselect_numeric_notes(notes).build()
+        assert [step["relaxations"] for step in g.plan.report["steps"]] == [expected]
 
 
 def test_notes_keep_or_drop_what_is_unordered() -> None:

@@ -261,6 +261,7 @@ REPORT: dict[str, Any] = {
         {
             "family": "cpu.contraction",
             "detail": "6x16 tiles",
+            "relaxations": [],
             "seconds": 3e-5,
             "flops": 2e6,
             "bytes": 12000,
@@ -270,6 +271,7 @@ REPORT: dict[str, Any] = {
         {
             "family": "cpu.reference",
             "detail": None,
+            "relaxations": [],
             "seconds": 1e-6,
             "flops": 5e4,
             "bytes": 2000,

@@ -9,12 +9,12 @@
 static const double RATE = 5e7, START_SECONDS = 1e-6; /* the start time that other families assume, too */
 
 /* Accepts every single operation of any type: what cannot be computed was refused when the operation was finalized. */
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     (void)device;
     if (region->count != 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "runs one operation at a time, got %d", region->count);
     const struct descriptor *op = region_node(region, 0)->op;
-    *seconds = START_SECONDS + op_flops(op) / (op_of(op)->reference_rate > 0 ? op_of(op)->reference_rate : RATE);
+    offer->seconds = START_SECONDS + op_flops(op) / (op_of(op)->reference_rate > 0 ? op_of(op)->reference_rate : RATE);
     return WEFT_STATUS_SUCCESS;
 }
 

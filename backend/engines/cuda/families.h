@@ -7,26 +7,23 @@
 
 /* Matrix products and convolutions. */
 extern const struct family cuda_contraction; /* matmul or convolution with its epilogue */
-extern const struct family cuda_hopper;      /* the same in 16 or 8 bits on Hopper, with TMA and wgmma */
-extern const struct family cuda_contraction_tf32, cuda_hopper_tf32; /* the same for floats, rounded to tf32 */
+extern const struct family cuda_hopper;      /* the same in 16 or 8 bits, or tf32, on Hopper, with TMA and wgmma */
 /* The same for operands that are first copied into a layout that TMA supports. */
-extern const struct family cuda_packed, cuda_packed_tf32;
+extern const struct family cuda_packed;
 extern const struct family cuda_weight_only;      /* a few rows times weights of 4 or 8 bits */
 extern const struct family cuda_weight_only_sm90; /* the same for some hundred rows on Hopper */
 extern const struct family cuda_stem;             /* convolutions of images with few channels */
 extern const struct family cuda_stem_sm90;        /* forward convolutions of 8 channels on Hopper */
 /* convolutions of stride 1 on Hopper that read images once */
 extern const struct family cuda_patch_sm90;
-extern const struct family cuda_patch_wgrad_sm90;            /* filter gradients of few channels, likewise */
-extern const struct family cuda_depthwise;                   /* depthwise convolutions */
-extern const struct family cuda_grouped;                     /* grouped products for mixture of experts */
-extern const struct family cuda_grouped_sm90;                /* the same in 16 or 8 bits on Hopper */
-extern const struct family cuda_attention_decode;            /* attention of few queries to many keys */
-extern const struct family cuda_attention;                   /* scaled dot-product attention, forward and backward */
-extern const struct family cuda_attention_hopper;            /* the same on Hopper, with TMA and wgmma */
-extern const struct family cuda_attention_hopper_unordered;  /* its gradients, with dQ summed in any order */
-extern const struct family cuda_spelled_attention;           /* attention matched from primitive operations */
-extern const struct family cuda_spelled_attention_unordered; /* its gradients, summed in any order */
+extern const struct family cuda_patch_wgrad_sm90;  /* filter gradients of few channels, likewise */
+extern const struct family cuda_depthwise;         /* depthwise convolutions */
+extern const struct family cuda_grouped;           /* grouped products for mixture of experts */
+extern const struct family cuda_grouped_sm90;      /* the same in 16 or 8 bits on Hopper */
+extern const struct family cuda_attention_decode;  /* attention of few queries to many keys */
+extern const struct family cuda_attention;         /* scaled dot-product attention, forward and backward */
+extern const struct family cuda_attention_hopper;  /* the same on Hopper, with TMA and wgmma */
+extern const struct family cuda_spelled_attention; /* attention matched from primitive operations */
 
 /* Memory-bound operations. */
 extern const struct family cuda_channels;    /* batch norm of channels-last tensors, in one launch */

@@ -10,7 +10,7 @@ static weftStatus_t add_candidate(struct partitioning *p, const struct family *f
     if (p->candidate_count == CANDIDATES_MAX)
         return WEFT_STATUS_SUCCESS;
     struct part *part = &p->candidates[p->candidate_count].part;
-    *part = (struct part){.family = family, .region = {.graph = p->graph, .nodes = p->nodes, .engine = p->engine}};
+    *part = (struct part){.family = family, .region = make_region(p, p->nodes, 0)};
     if (!grow_region(p, part, seed, has_companions))
         return WEFT_STATUS_SUCCESS;
     shrink_region(p, part, seed);
@@ -19,19 +19,12 @@ static weftStatus_t add_candidate(struct partitioning *p, const struct family *f
     return arena_copy(p->arena, &part->region.nodes, p->nodes, (size_t)part->region.count * sizeof *p->nodes);
 }
 
-/* True if a family is not to be asked: the excluded one, or one that matches the same pattern and differs only in a
-   relaxation. */
-static bool is_excluded(const struct partitioning *p, const struct family *family) {
-    const struct family *excluded = p->excluded;
-    return excluded && (family == excluded || (excluded->companions && family->companions == excluded->companions));
-}
-
 weftStatus_t find_candidates(struct partitioning *p, int f, int seed) {
     p->candidate_count = 0;
     for (int g = f; p->engine->families[g] && (g == f || p->candidate_count > 0); g++) {
         const struct family *family = p->engine->families[g];
         /* The cost of a last resort is not meaningful, so it is only asked if no other family starts a region here. */
-        if (!engine_uses(p->engine, family) || is_excluded(p, family) || (g > f && family->is_last_resort))
+        if (family == p->excluded || (g > f && family->is_last_resort))
             continue;
         /* A family with companions is tried both ways, so that both regions become candidates. */
         if (family->companions)

@@ -6,6 +6,8 @@
 #include "plan/partition/cover.h"
 
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* ---- State ------------------------------------------------------------------------------------------------------- */
 
@@ -107,59 +109,67 @@ static weftStatus_t start_part(struct partitioning *p, int f, int seed) {
 static weftStatus_t cover_nodes(struct partitioning *p) {
     for (int f = 0; p->engine->families[f]; f++)
         for (int n = 0; n < p->graph->node_count; n++)
-            if (p->owner[n] == UNASSIGNED && engine_uses(p->engine, p->engine->families[f]))
+            if (p->owner[n] == UNASSIGNED)
                 TRY(start_part(p, f, n));
     return WEFT_STATUS_SUCCESS;
 }
 
 /* ---- Relaxations ------------------------------------------------------------------------------------------------- */
 
-/* Engines that differ from another engine only in a relaxation (narrower types, nondeterministic order of sums): the
-   function that reports whether a family might use it at a node. NULL for other engines. */
-typedef bool relaxation(const struct graph *graph, int node);
-static relaxation *relaxation_of(const struct engine *engine, const struct family *family) {
-    return engine->narrows ? family->narrows : engine->reorders ? family->reorders : NULL;
-}
-static bool is_relaxed(const struct engine *engine) { return engine->narrows || engine->reorders; }
-
-/* A quick test before planning; it only looks at single nodes. */
-static bool may_use_relaxation(const struct partitioning *p) {
-    for (int f = 0; p->engine->families[f]; f++)
-        for (int n = 0; n < p->graph->node_count && relaxation_of(p->engine, p->engine->families[f]); n++)
-            if (p->owner[n] == UNASSIGNED && relaxation_of(p->engine, p->engine->families[f])(p->graph, n))
-                return true;
+/* A quick test that only looks at single nodes: true if the family might use an allowed relaxation for one that is in a
+   part, or in none yet. */
+static bool may_relax(const struct partitioning *p, const struct family *family) {
+    for (int n = 0; n < p->graph->node_count && family->relaxes; n++)
+        if ((p->owner[n] == UNASSIGNED || p->owner[n] >= 0) && family->relaxes(p->graph, n) & p->engine->allow)
+            return true;
     return false;
 }
 
 static weftStatus_t fail_without_relaxation(const struct partitioning *p) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "engine %s: no operation of %s would be %s.", p->engine->name,
          descriptor_label(&p->graph->base),
-         p->engine->narrows ? "rounded to fewer bits" : "summed nondeterministically");
+         p->engine->allow & RELAX_TF32 ? "rounded to fewer bits" : "summed nondeterministically");
 }
 
-/* Declines a cover that does not use the engine's relaxation, because another engine would produce the same. If there
-   is a single part, the refusal of the family with the relaxation is more informative than the general message. */
+/* Fails before planning what an engine without relaxations would do as well. */
+static weftStatus_t check_request(const struct partitioning *p) {
+    bool may = !p->engine->allow;
+    for (int f = 0; p->engine->families[f] && !may; f++)
+        may = may_relax(p, p->engine->families[f]);
+    if (!may)
+        return fail_without_relaxation(p);
+    /* cuDNN and cuBLAS read this variable, too: if tf32 is forbidden there, that applies to all libraries. */
+    const char *override = getenv("NVIDIA_TF32_OVERRIDE");
+    if (p->engine->allow & RELAX_TF32 && override && strcmp(override, "0") == 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED, "NVIDIA_TF32_OVERRIDE=0 forbids narrowing floats to tf32. Unset it.");
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Declines a cover that uses no relaxation, because an engine without them would produce the same. If there is a single
+   part, the reason of the last family that has the relaxation, which is the most general one, is more informative than
+   the general message. */
 static weftStatus_t check_relaxation(struct partitioning *p) {
-    bool is_used = !is_relaxed(p->engine);
+    bool is_used = !p->engine->allow;
     for (int i = 0; i < p->part_count; i++)
-        is_used = is_used || relaxation_of(p->engine, p->parts[i].family);
+        is_used = is_used || p->parts[i].used;
     if (is_used)
         return WEFT_STATUS_SUCCESS;
-    double seconds;
-    weftStatus_t status = WEFT_STATUS_SUCCESS;
-    /* Reports the reason of the last family, which is the most general one. */
-    for (int f = 0; p->part_count == 1 && p->engine->families[f]; f++)
-        if (relaxation_of(p->engine, p->engine->families[f]))
-            status = p->engine->families[f]->accepts(&p->parts[0].region, p->device, &seconds);
-    return status ? status : fail_without_relaxation(p);
+    weftStatus_t declined = WEFT_STATUS_SUCCESS;
+    for (int f = 0; p->part_count == 1 && p->engine->families[f]; f++) {
+        struct offer offer = {0};
+        if (!may_relax(p, p->engine->families[f]))
+            continue;
+        weftStatus_t status = p->engine->families[f]->accepts(&p->parts[0].region, p->device, &offer);
+        declined = status ? status : offer.declined;
+    }
+    return declined ? declined : fail_without_relaxation(p);
 }
 
 /* ---- Covers ------------------------------------------------------------------------------------------------------ */
 
 /* Assigns all live nodes. */
 static weftStatus_t assign_nodes(struct partitioning *p) {
-    if (is_relaxed(p->engine) && !may_use_relaxation(p)) /* fail before planning what another engine would do as well */
-        return fail_without_relaxation(p);
+    TRY(check_request(p));
     TRY(cover_nodes(p));
     for (int n = 0; n < p->graph->node_count; n++)
         if (p->owner[n] == UNASSIGNED)

@@ -52,15 +52,18 @@ struct partitioning {
 
 /* ---- prices.c: the families' predicted times --------------------------------------------------------------------- */
 
-/* Asks a family for its time on a region. */
+/* Asks a family for its offer for a region. */
 weftStatus_t query_family(const struct partitioning *p, const struct family *family, const struct region *region,
-                          double *seconds);
+                          struct offer *offer);
 
 /* Time of nodes (in graph order) outside the region in question: the smaller of one region with all of them and one
    region per node. */
 double separate_seconds(struct partitioning *p, const int *nodes, int count);
 
 /* ---- region_nodes.c: sorted lists of nodes ----------------------------------------------------------------------- */
+
+/* A region of the graph, with the engine and the relaxations that it allows. */
+struct region make_region(const struct partitioning *p, const int *nodes, int count);
 
 /* Regions list their nodes in graph order, in which producers come first. Lists have room for all nodes of the
    graph. */

@@ -99,12 +99,13 @@ static bool add_producer(struct partitioning *p, struct part *part) {
 /* A family may decline the result of an operation but accept the result of the operations that consume it. Only
    refusals of a layout or data type can be resolved by adding operations; shapes and devices stay the same. */
 static bool accepts_with_readers(struct partitioning *p, struct part *part) {
-    double seconds;
+    struct offer offer;
     /* Terminates, because each iteration adds an operation. */
     do {
-        weftStatus_t status = query_family(p, part->family, &part->region, &seconds);
+        weftStatus_t status = query_family(p, part->family, &part->region, &offer);
         if (status == WEFT_STATUS_SUCCESS) {
-            part->seconds = seconds;
+            part->seconds = offer.seconds;
+            part->used = offer.used;
             return true;
         }
         if (status != WEFT_STATUS_NOT_SUPPORTED_LAYOUT && status != WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE)

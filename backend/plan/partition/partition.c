@@ -69,8 +69,7 @@ static weftStatus_t attempt_without_views(struct attempt *best, const struct par
 /* True if a family of the engine might read a value as parts at separate addresses when it serves this node. */
 static bool may_read_parts(const struct engine *engine, const struct graph *graph, int node, int value) {
     for (int f = 0; engine->families[f]; f++)
-        if (engine_uses(engine, engine->families[f]) && engine->families[f]->gathers &&
-            engine->families[f]->gathers(graph, node, value))
+        if (engine->families[f]->gathers && engine->families[f]->gathers(graph, node, value))
             return true;
     return false;
 }

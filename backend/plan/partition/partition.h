@@ -19,6 +19,7 @@ struct part {
     const struct family *family;
     struct region region;
     double seconds;
+    int used;        /* relaxations */
     int rival_count; /* families that accept the region but would be slower */
     struct refusal *rivals;
     int refusal_count; /* families that do not serve it */

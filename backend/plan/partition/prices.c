@@ -7,13 +7,14 @@
 /* If the workspace or the device is limited, also checks that the step respects the limits; only then, because building
    is much more expensive than accepting. */
 weftStatus_t query_family(const struct partitioning *p, const struct family *family, const struct region *region,
-                          double *seconds) {
+                          struct offer *offer) {
+    *offer = (struct offer){.family = family};
     TRY(family_check_gathered(family, region));
-    TRY(family->accepts(region, p->device, seconds));
+    TRY(family->accepts(region, p->device, offer));
     bool is_limited = p->engine->keeps && p->device->cuda.is_limited;
     if (p->scratch_limit == INT64_MAX && !is_limited)
         return WEFT_STATUS_SUCCESS;
-    struct step step = {.family = family, .region = *region, .seconds = *seconds};
+    struct step step = {.family = family, .region = *region, .seconds = offer->seconds, .used = offer->used};
     TRY(family->build(&step, p->device, p->knobs, p->arena));
     weftStatus_t status = is_limited ? p->engine->keeps(&step, p->device) : WEFT_STATUS_SUCCESS;
     /* The step was only built to learn its requirements. */
@@ -30,7 +31,7 @@ weftStatus_t query_family(const struct partitioning *p, const struct family *fam
 /* Time of a node as a region of its own; INFINITY if no family accepts it, so that every region with the node is
    cheaper. */
 static double single_node_seconds(struct partitioning *p, int node) {
-    const struct region region = {.graph = p->graph, .count = 1, .nodes = &node, .engine = p->engine};
+    const struct region region = make_region(p, &node, 1);
     struct offer offer;
     /* Cached, because many comparisons need it. Views are free. */
     if (p->single_seconds[node] == 0 && p->owner[node] != VIEW) {
@@ -42,7 +43,7 @@ static double single_node_seconds(struct partitioning *p, int node) {
 
 /* Only the times of single nodes are cached. */
 double separate_seconds(struct partitioning *p, const int *nodes, int count) {
-    const struct region region = {.graph = p->graph, .count = count, .nodes = nodes, .engine = p->engine};
+    const struct region region = make_region(p, nodes, count);
     struct offer offer;
     double each = 0;
     for (int i = 0; i < count; i++)

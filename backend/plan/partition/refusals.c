@@ -30,7 +30,7 @@ static bool is_rival(const struct part *part, const struct family *family) {
 }
 
 weftStatus_t collect_refusals(struct partitioning *p, struct part *part, int node, const struct family *until) {
-    struct region single = {.graph = p->graph, .count = 1, .nodes = &node, .engine = p->engine};
+    const struct region single = make_region(p, &node, 1);
     int families = 0;
     while (p->engine->families[families])
         families++;
@@ -41,14 +41,14 @@ weftStatus_t collect_refusals(struct partitioning *p, struct part *part, int nod
     if (p->rejected[node].family)
         part->refusals[part->refusal_count++] = p->rejected[node];
     for (int f = 0; p->engine->families[f] && p->engine->families[f] != until; f++) {
-        double seconds;
+        const struct family *family = p->engine->families[f];
+        struct offer offer;
         struct refusal *refusal = &part->refusals[part->refusal_count];
         /* A family that accepts the single node has no objection to report. */
-        if (!engine_uses(p->engine, p->engine->families[f]) || is_rival(part, p->engine->families[f]) ||
-            p->engine->families[f]->name == p->rejected[node].family ||
-            query_family(p, p->engine->families[f], &single, &seconds) == WEFT_STATUS_SUCCESS)
+        if (is_rival(part, family) || family->name == p->rejected[node].family ||
+            query_family(p, family, &single, &offer) == WEFT_STATUS_SUCCESS)
             continue;
-        refusal->family = p->engine->families[f]->name;
+        refusal->family = family->name;
         TRY(arena_print(p->arena, &refusal->reason, "%s", status_text()));
         part->refusal_count++;
     }

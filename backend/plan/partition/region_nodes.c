@@ -2,6 +2,11 @@
 /* Sorted lists of nodes: regions while they grow and shrink. */
 #include "plan/partition/cover.h"
 
+struct region make_region(const struct partitioning *p, const int *nodes, int count) {
+    return (struct region){
+        .graph = p->graph, .count = count, .nodes = nodes, .engine = p->engine, .allow = p->engine->allow};
+}
+
 void insert_sorted(int *nodes, int count, int node) {
     int at = count;
     for (; at > 0 && nodes[at - 1] > node; at--)

@@ -38,7 +38,7 @@ static int add_outside_readers(const struct partitioning *p, const struct region
    have room for the consumers. */
 static double extra_seconds_in_readers(struct partitioning *p, const struct region *region, int *nodes, int count) {
     int both[DROPPED_MAX + READERS_MAX];
-    struct region together = {.graph = p->graph, .nodes = both, .engine = p->engine};
+    struct region together = make_region(p, both, 0);
     struct offer offer;
     int all = add_outside_readers(p, region, nodes, count);
     for (int i = 0; i < all; i++)
@@ -92,15 +92,16 @@ static bool shrink_once(struct partitioning *p, struct part *part, int seed) {
             continue;
         int count = gather_dropped(p, &part->region, p->nodes[i], seed, dropped);
         const struct region list = {.graph = p->graph, .count = count, .nodes = dropped};
-        struct region rest = {.graph = p->graph, .nodes = p->grown, .engine = p->engine};
-        double seconds;
-        rest.count = subtract_region(p->grown, p->nodes, part->region.count, &list);
-        if (count == 0 || query_family(p, part->family, &rest, &seconds) || !is_acyclic(p, &rest) ||
-            seconds + extra_seconds_in_readers(p, &part->region, dropped, count) >= part->seconds)
+        const struct region rest =
+            make_region(p, p->grown, subtract_region(p->grown, p->nodes, part->region.count, &list));
+        struct offer offer;
+        if (count == 0 || query_family(p, part->family, &rest, &offer) || !is_acyclic(p, &rest) ||
+            offer.seconds + extra_seconds_in_readers(p, &part->region, dropped, count) >= part->seconds)
             continue;
         memcpy(p->nodes, p->grown, (size_t)rest.count * sizeof *p->nodes);
         part->region.count = rest.count;
-        part->seconds = seconds;
+        part->seconds = offer.seconds;
+        part->used = offer.used;
         return true;
     }
     return false;

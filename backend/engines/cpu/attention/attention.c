@@ -143,7 +143,7 @@ static weftStatus_t check(const struct region *region) {
 }
 
 /* The maximum of arithmetic on all threads and memory traffic. */
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     TRY(check(region));
     const struct descriptor *op = region_node(region, 0)->op;
     const struct attention *a = attention_of(op);
@@ -153,7 +153,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     double computing = op_flops(op) / (FLOPS_PER_COLUMN * speed * small_kernel(0)->columns * threads);
     double bytes = (double)tensor_own_bytes(a->q) + (double)tensor_own_bytes(a->k) + (double)tensor_own_bytes(a->v);
     double moving = (forward_at(op) ? 1 : 2) * bytes / BYTES_PER_SECOND;
-    *seconds = START_SECONDS + (computing > moving ? computing : moving);
+    offer->seconds = START_SECONDS + (computing > moving ? computing : moving);
     return WEFT_STATUS_SUCCESS;
 }
 

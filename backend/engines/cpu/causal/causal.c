@@ -87,14 +87,14 @@ static weftStatus_t analyse(struct causal *c, const struct region *region) {
     return choose_tile(c);
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct causal c;
     TRY(analyse(&c, region));
     double elements = (double)tensor_elements(c.op->x), bytes = (double)tensor_bytes(c.op->x);
     double each = (double)c.taps * TAP_SECONDS + ACTIVATION_SECONDS;
     double computing = elements * each * (c.is_backward ? 3 : 1) / (device->threads > 1 ? device->threads : 1);
     double moving = bytes * (c.is_backward ? 3 : 2) / BYTES_PER_SECOND;
-    *seconds = START_SECONDS + (computing > moving ? computing : moving);
+    offer->seconds = START_SECONDS + (computing > moving ? computing : moving);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -93,14 +93,14 @@ static weftStatus_t compile(struct elements *all, const struct region *region) {
     return program_compile(&all->program, region, e->y, &given);
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct elements all;
     TRY(compile(&all, region));
     double elements = (double)tensor_elements(all.element.y);
     int threads = all.program.shares_bytes || device->threads < 1 ? 1 : device->threads;
     double computing = elements * (all.element.nanoseconds + all.program.nanoseconds) * 1e-9 / threads;
     double moving = all.program.bytes / BYTES_PER_SECOND;
-    *seconds = START_SECONDS + (computing > moving ? computing : moving);
+    offer->seconds = START_SECONDS + (computing > moving ? computing : moving);
     return WEFT_STATUS_SUCCESS;
 }
 

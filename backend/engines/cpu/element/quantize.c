@@ -60,14 +60,14 @@ static weftStatus_t analyse(struct quantizer *q, const struct region *region) {
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct quantizer q;
     TRY(analyse(&q, region));
     bool shares_bytes = dtype_of((weftDataType_t)q.op->y->type)->bits < 8;
     double computing = (double)tensor_elements(q.op->x) * NANOSECONDS * 1e-9;
     computing /= shares_bytes || device->threads < 1 ? 1 : device->threads;
     double moving = (double)(tensor_bytes(q.op->x) + tensor_bytes(q.op->y)) / BYTES_PER_SECOND;
-    *seconds = START_SECONDS + (computing > moving ? computing : moving);
+    offer->seconds = START_SECONDS + (computing > moving ? computing : moving);
     return WEFT_STATUS_SUCCESS;
 }
 

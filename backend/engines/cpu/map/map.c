@@ -62,10 +62,10 @@ static double predict(const struct program *program, const struct region *region
 }
 
 /* Compilation takes little time compared with planning, so it decides directly: what compiles is accepted. */
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct program program;
     TRY(compile(&program, region));
-    *seconds = predict(&program, region, device);
+    offer->seconds = predict(&program, region, device);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -308,13 +308,13 @@ static weftStatus_t analyse(struct copy *copies, int *count, const struct region
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct copy copies[PARTS_MAX];
     int count;
     TRY(analyse(copies, &count, region));
-    *seconds = START_SECONDS;
+    offer->seconds = START_SECONDS;
     for (int k = 0; k < count; k++)
-        *seconds += predict(&copies[k], device);
+        offer->seconds += predict(&copies[k], device);
     return WEFT_STATUS_SUCCESS;
 }
 

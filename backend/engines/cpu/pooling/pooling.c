@@ -148,7 +148,7 @@ static weftStatus_t analyse(struct pooling *w, const struct region *region) {
 }
 
 /* Memory traffic once, and one operation per tap and lane. The maxima of a gradient without an index are recomputed. */
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct pooling w;
     TRY(analyse(&w, region));
     const struct resample_geometry *g = &w.g;
@@ -160,7 +160,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     double computing = (has_index ? 8 : taps) * (double)tensor_elements(g->y.tensor) * TAP_SECONDS;
     computing /= device->threads > 1 ? device->threads : 1;
     double moving = bytes / BYTES_PER_SECOND;
-    *seconds = START_SECONDS + (computing > moving ? computing : moving);
+    offer->seconds = START_SECONDS + (computing > moving ? computing : moving);
     return WEFT_STATUS_SUCCESS;
 }
 

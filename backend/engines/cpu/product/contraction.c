@@ -181,7 +181,7 @@ static void add_dequantizing(double *seconds, double *bytes, const struct node *
 
 /* The maximum of arithmetic on all threads and memory traffic. Operands are counted once, because packed panels stay in
    the cache. */
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct program program;
     const struct node *node;
     TRY(compile(&program, region, &node));
@@ -194,7 +194,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
         if (node_is_dequantize(region_node(region, i)))
             add_dequantizing(&computing, &bytes, region_node(region, i));
     double moving = bytes / BYTES_PER_SECOND;
-    *seconds = START_SECONDS + (computing / threads > moving ? computing / threads : moving);
+    offer->seconds = START_SECONDS + (computing / threads > moving ? computing / threads : moving);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -137,7 +137,7 @@ static weftStatus_t compile(struct program *program, const struct region *region
     return program_compile(program, region, result, &given);
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct program program;
     const struct node *node;
     const struct gemm_kernel *kernel;
@@ -149,7 +149,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     computing += (double)tensor_elements(result) * program.nanoseconds * 1e-9;
     double bytes = program.bytes + (double)tensor_own_bytes(product.a) + (double)tensor_own_bytes(product.b);
     double moving = bytes / BYTES_PER_SECOND;
-    *seconds = START_SECONDS + (computing / threads > moving ? computing / threads : moving);
+    offer->seconds = START_SECONDS + (computing / threads > moving ? computing / threads : moving);
     return WEFT_STATUS_SUCCESS;
 }
 

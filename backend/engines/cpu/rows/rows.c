@@ -108,12 +108,12 @@ static weftStatus_t plan(struct sweep *sweep, const struct region *region, const
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct sweep sweep;
     TRY(plan(&sweep, region, device, false));
-    *seconds = 0;
+    offer->seconds = 0;
     for (int i = 0; i < sweep.programs; i++)
-        *seconds += sweep.schedules[i].seconds;
+        offer->seconds += sweep.schedules[i].seconds;
     return WEFT_STATUS_SUCCESS;
 }
 

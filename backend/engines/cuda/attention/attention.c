@@ -58,11 +58,11 @@ static double predict(const struct cuda_attention *c) {
 }
 
 /* Also searches a tile, so that a device without enough shared memory for the smallest one is declined. */
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct cuda_attention c;
     TRY(attention_analyse(&c, region, device));
     TRY(c.forward ? attention_forward_accepts(&c) : attention_backward_accepts(&c));
-    *seconds = predict(&c);
+    offer->seconds = predict(&c);
     return WEFT_STATUS_SUCCESS;
 }
 

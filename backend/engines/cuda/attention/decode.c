@@ -404,11 +404,11 @@ static double predict(const struct decode *d) {
     return START_SECONDS + fmax(waiting, fmax(d->reading, computing));
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct cuda_attention c;
     struct decode d;
     TRY(analyse(&d, &c, region, device, NULL));
-    *seconds = predict(&d);
+    offer->seconds = predict(&d);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -83,51 +83,31 @@ static weftStatus_t analyse(struct served_pattern *s, const struct region *regio
     s->graph = graph;
     s->count = graph->node_count;
     for (int i = 0; i < s->count; i++) {
-        s->regions[i] = (struct region){.graph = graph, .count = 1, .nodes = &nodes[i], .engine = region->engine};
+        s->regions[i] = (struct region){
+            .graph = graph, .count = 1, .nodes = &nodes[i], .engine = region->engine, .allow = region->allow};
         TRY(engine_offer(&s->offers[i], region->engine, &s->regions[i], device, NULL));
     }
     return WEFT_STATUS_SUCCESS;
 }
 
 /* The cost is the sum of the offers: the same kernels run, without any overhead. */
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct served_pattern s = {0};
     struct arena arena = {0};
     weftStatus_t status = analyse(&s, region, device, &arena);
-    *seconds = s.offers[0].seconds + s.offers[1].seconds;
+    offer->seconds = s.offers[0].seconds + s.offers[1].seconds;
+    offer->used = s.offers[0].used | s.offers[1].used;
     arena_free(&arena);
     return status;
 }
 
-/* ---- Unordered sums
-   ------------------------------------------------------------------------------------------------ */
-
 /* Inexpensive: most matmuls do not feed the gradient of a softmax. */
-static bool reorders(const struct graph *graph, int node) {
+static int relaxes(const struct graph *graph, int node) {
     struct attention_pattern match;
     bool is_match =
         op_of(graph->nodes[node].op) == &matmul_op && !attention_pattern_match_gradient(&match, graph, node);
     status_clear();
-    return is_match;
-}
-
-/* Accepts only if some kernel sums in arbitrary order. Everything else is left to the other family, so that a plan with
-   this family actually uses the relaxation. */
-static weftStatus_t accepts_unordered(const struct region *region, const struct device *device, double *seconds) {
-    struct served_pattern s = {0};
-    struct arena arena = {0};
-    weftStatus_t status = analyse(&s, region, device, &arena);
-    bool is_unordered = false;
-    *seconds = 0;
-    for (int i = 0; i < s.count && !status; i++) {
-        is_unordered = is_unordered || s.offers[i].family->reorders;
-        *seconds += s.offers[i].seconds;
-    }
-    if (!status && !is_unordered)
-        status = status_fail(WEFT_STATUS_NOT_SUPPORTED, "%s: no unordered kernel of the gradient is faster",
-                             descriptor_label(region_node(region, 0)->op));
-    arena_free(&arena);
-    return status;
+    return is_match ? RELAX_ORDER : 0;
 }
 
 /* ---- Building
@@ -191,7 +171,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(describe(&step->detail, s, arena));
     step->seconds = 0;
     for (int i = 0; i < s->count; i++) {
-        struct step inner = {.family = s->offers[i].family, .region = s->regions[i], .seconds = s->offers[i].seconds};
+        const struct offer *offer = &s->offers[i];
+        struct step inner = {
+            .family = offer->family, .region = s->regions[i], .seconds = offer->seconds, .used = offer->used};
         TRY(inner.family->build(&inner, device, knobs, arena));
         TRY(kernels_take(state, inner.state, places, s->graph->value_count, intermediate_bytes, arena));
         scratch = max64(scratch, inner.workspace_bytes);
@@ -213,14 +195,5 @@ const struct family cuda_spelled_attention = {
     .accepts = accepts,
     .companions = companions,
     .build = build,
-};
-
-const struct family cuda_spelled_attention_unordered = {
-    .name = "cuda.spelled_attention_unordered",
-    .doc = "matched attention gradients, by kernels that sum in any order",
-    .combines = true,
-    .accepts = accepts_unordered,
-    .companions = companions,
-    .build = build,
-    .reorders = reorders,
+    .relaxes = relaxes,
 };

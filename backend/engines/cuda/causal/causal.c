@@ -214,7 +214,7 @@ static weftStatus_t analyse(struct causal *c, const struct region *region, const
 }
 
 /* The larger of the time to access memory once, and the products at half of the device's rate. */
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct causal c;
     const struct tensor *tensors[4];
     TRY(analyse(&c, region, device));
@@ -224,7 +224,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     double clock = device->cuda.clock_khz > 0 ? (double)device->cuda.clock_khz * 1e3 : 1.5e9;
     double computing = op_flops(&c.op->base) / (128.0 * clock * (double)device->cuda.multiprocessors);
     double moving = price_moving(bytes, device);
-    *seconds =
+    offer->seconds =
         PRICE_LAUNCH_SECONDS * (c.is_backward ? c.is_long ? 4 : 2 : 1) + (moving > computing ? moving : computing);
     return WEFT_STATUS_SUCCESS;
 }

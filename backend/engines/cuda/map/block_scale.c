@@ -72,12 +72,12 @@ static weftStatus_t analyse(struct scaling *s, const struct region *region) {
     return check_tensor(s, s->scale);
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct scaling s;
     TRY(analyse(&s, region));
     /* Quantization reads x twice: for the scales, and for the elements. */
     double bytes = (double)(tensor_bytes(s.x) * (s.quantize ? 2 : 1) + tensor_bytes(s.scale) + tensor_bytes(s.y));
-    *seconds = (s.quantize ? 2 : 1) * PRICE_LAUNCH_SECONDS + price_moving(bytes, device);
+    offer->seconds = (s.quantize ? 2 : 1) * PRICE_LAUNCH_SECONDS + price_moving(bytes, device);
     return WEFT_STATUS_SUCCESS;
 }
 

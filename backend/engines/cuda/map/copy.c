@@ -91,7 +91,7 @@ static double side_bytes(const struct side *side, int64_t elements) {
     return (double)(is_whole ? tensor_bytes(side->tensor) : dtype_bytes(side->type, elements));
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct movement m;
     TRY(analyse(&m, region));
     double bytes = 0;
@@ -101,7 +101,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     for (int k = 0; k < m.count; k++)
         for (int side = 0; side < 2; side++)
             bytes += side_bytes(side ? &m.parts[k].to : &m.parts[k].from, part_elements(&m.parts[k]));
-    *seconds = trips * PRICE_LAUNCH_SECONDS + price_moving(bytes, device);
+    offer->seconds = trips * PRICE_LAUNCH_SECONDS + price_moving(bytes, device);
     return WEFT_STATUS_SUCCESS;
 }
 

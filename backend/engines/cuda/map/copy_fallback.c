@@ -11,10 +11,8 @@
 
 enum { SCRATCH_ALIGNMENT = 256 }; /* bytes: a multiple of L2 lines, and larger than any access */
 
-/* True for families that may compute on plain tensors: those that neither reduce precision nor copy more. */
-static bool can_compute_plain(const struct family *family) {
-    return !family->wants_boxes && !family->narrows && !family->reorders;
-}
+/* True for families that may compute on plain tensors: those that do not copy more. */
+static bool can_compute_plain(const struct family *family) { return !family->wants_boxes; }
 
 /* ---- Plain tensors ----------------------------------------------------------------------------------------------- */
 
@@ -160,7 +158,6 @@ weftStatus_t staged_exchange(struct staged *staged, const struct region *region,
    large. */
 static weftStatus_t analyse(struct staged *staged, const struct region *region, const struct device *device,
                             double *copying, struct arena *arena) {
-    struct offer offer;
     for (int i = 0; i < region->count; i++)
         for (int k = 0; k < region_node(region, i)->operand_count; k++)
             TRY(note_operand(staged, region, region_node(region, i), k, arena));
@@ -168,23 +165,22 @@ static weftStatus_t analyse(struct staged *staged, const struct region *region, 
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: all of its tensors are plain already",
              descriptor_label(region_node(region, 0)->op));
     TRY(staged_exchange(staged, region, arena));
+    staged->region.allow = 0;
     /* The cheapest of the engine's families that qualify. */
-    TRY(engine_offer(&offer, region->engine, &staged->region, device, can_compute_plain));
-    staged->inner = offer.family;
-    staged->seconds = offer.seconds;
+    TRY(engine_offer(&staged->inner, region->engine, &staged->region, device, can_compute_plain));
     *copying = 0;
     for (int k = 0; k < staged->count; k++)
         *copying += price_moving(2 * (double)tensor_bytes(staged->at[k].plain), device);
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct staged staged = {0};
     struct arena arena = {0};
     double copying = 0;
     weftStatus_t status = analyse(&staged, region, device, &copying, &arena);
     /* The analysis is discarded: build repeats it in the plan's arena. */
-    *seconds = copying + staged.seconds;
+    offer->seconds = copying + staged.inner.seconds;
     arena_free(&arena);
     return status;
 }
@@ -238,8 +234,10 @@ weftStatus_t staged_build_inner(struct cuda_step *state, const struct staged *st
         int at = find_staged(staged, staged->outer[v]);
         places[v] = (struct kernel_place){v, at < 0 ? staged->outer[v] : -1, at < 0 ? 0 : staged->at[at].scratch, NULL};
     }
-    *inner = (struct step){.family = staged->inner, .region = staged->region, .seconds = staged->seconds};
-    TRY(staged->inner->build(inner, device, knobs, arena));
+    const struct offer *offer = &staged->inner;
+    *inner = (struct step){
+        .family = offer->family, .region = staged->region, .seconds = offer->seconds, .used = offer->used};
+    TRY(offer->family->build(inner, device, knobs, arena));
     return kernels_take(state, inner->state, places, count, staged->scratch_bytes, arena);
 }
 
@@ -260,7 +258,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->workspace_bytes = staged->scratch_bytes + inner.workspace_bytes;
     step->seconds = copying + inner.seconds;
     return arena_print(arena, &step->detail, "%d tensors through plain copies, %s: %s", staged->count,
-                       staged->inner->name, inner.detail ? inner.detail : "");
+                       staged->inner.family->name, inner.detail ? inner.detail : "");
 }
 
 const struct family cuda_staged = {

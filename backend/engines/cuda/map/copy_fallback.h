@@ -20,8 +20,7 @@ struct staged_value {
 struct staged {
     struct region region; /* part of a separate graph with plain tensors */
     const int *outer;     /* maps each of its values to the whole graph */
-    const struct family *inner;
-    double seconds; /* predicted by the inner family, without the copies */
+    struct offer inner;   /* of the family that computes the region, without the copies */
     int count;
     struct staged_value at[STAGED_MAX];
     int64_t scratch_bytes;

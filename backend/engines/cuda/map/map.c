@@ -8,14 +8,14 @@
 
 /* Every tensor is read or written once. A tiled sweep costs an additional launch, because blocks wait for whole
    tiles. */
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct map map;
     TRY(map_analyse(&map, region));
     double bytes = 0;
     for (int k = 0; k < map.count; k++)
         if (map.operands[k].memory >= 0)
             bytes += (double)tensor_own_bytes(region->graph->values[map.operands[k].memory].tensor);
-    *seconds = (map_is_tiled(&map) ? 2 : 1) * PRICE_LAUNCH_SECONDS + price_moving(bytes, device);
+    offer->seconds = (map_is_tiled(&map) ? 2 : 1) * PRICE_LAUNCH_SECONDS + price_moving(bytes, device);
     return WEFT_STATUS_SUCCESS;
 }
 

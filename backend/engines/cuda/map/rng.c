@@ -29,7 +29,7 @@ static int64_t blocks_of(const struct tensor *y) {
 }
 
 /* The cost is that of the stores: Philox takes less time than memory. */
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     const struct descriptor *op = region_node(region, 0)->op;
     if (op_of(op) != &rng_op)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s does not generate random numbers.", descriptor_label(op));
@@ -43,7 +43,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
             FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
                  "%s: %s is vectorised, or of a type that kernels cannot store. Use plain strides and FLOAT.",
                  descriptor_label(op), descriptor_label(&tensors[k]->base));
-    *seconds = PRICE_LAUNCH_SECONDS + price_moving((double)tensor_bytes(tensors[0]), device);
+    offer->seconds = PRICE_LAUNCH_SECONDS + price_moving((double)tensor_bytes(tensors[0]), device);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -9,7 +9,7 @@
 /* Cost of a launch, including its first memory latencies. */
 static const double LAUNCH_SECONDS = 2e-6;
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct pooling w;
     TRY(pooling_analyse(&w, region, device));
     const struct resample_operand *operands[] = {&w.g.x, &w.g.y, &w.g.index, &w.g.saved};
@@ -19,7 +19,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
             bytes += (double)tensor_bytes(operands[k]->tensor);
     /* Counts each tensor once: overlapping windows hit L1 and L2. Other costs of the kernels of small windows are not
        modeled. */
-    *seconds = LAUNCH_SECONDS + price_moving(bytes, device);
+    offer->seconds = LAUNCH_SECONDS + price_moving(bytes, device);
     return WEFT_STATUS_SUCCESS;
 }
 

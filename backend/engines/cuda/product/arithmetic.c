@@ -42,7 +42,7 @@ weftDataType_t contraction_math(const struct node *node) {
 
 /* The first match applies, in this order: nonzero padding values, which need elements one by one; bytes; integers;
    types that float would round; halves; bfloat16, which tensor cores of sm_80 and newer support; floats, on tensor
-   cores only in the tf32 family. Sums are at least float. */
+   cores only if they may be narrowed to tf32. Sums are at least float. */
 enum arithmetic contraction_arithmetic(const struct contraction *c, const struct device *device) {
     weftDataType_t a = operand_type(c, OPERAND_A), b = operand_type(c, OPERAND_B),
                    math = math_type(contraction_math(c->node));

@@ -168,11 +168,8 @@ bool contraction_is_in_epilogue(const struct contraction *c, const struct node *
 static inline bool contraction_has_overrides(const struct contraction *c) {
     return c->used[0] || c->used[1] || c->used[2];
 }
-/* Fails if NVIDIA_TF32_OVERRIDE=0 is set, by which users forbid tf32 in all libraries. */
-weftStatus_t contraction_may_narrow(void);
-/* True if an operation multiplies floats, or half by bfloat16, which only float can represent: the cases that the tf32
-   families narrow. */
-bool contraction_narrows(const struct graph *graph, int node);
+/* RELAX_TF32 if an operation multiplies floats, or half by bfloat16, which only float can represent. */
+int contraction_relaxes(const struct graph *graph, int node);
 /* In-place rule: the same thread reads each run before it overwrites it, but operands of the product and of its
    prologue may be read by all threads, so they must not alias the output. */
 bool contraction_may_alias(const struct step *step, int in, int out);

@@ -3,9 +3,6 @@
 #include "engines/cuda/product/contraction.h"
 #include "engines/product.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static bool is_scaling(const struct node *node) { return op_of(node->op) == &block_scale_dequantize_op; }
 
 /* Nodes that contraction_find_prepared accepts in addition to the product. is_preparing: those of them that may precede
@@ -192,16 +189,8 @@ bool contraction_is_in_epilogue(const struct contraction *c, const struct node *
     return node != c->node && !is_scaling(node) && !is_in_prologue(c, node);
 }
 
-weftStatus_t contraction_may_narrow(void) {
-    /* cuDNN and cuBLAS read this variable, too: if tf32 is forbidden there, that applies to all libraries. */
-    const char *override = getenv("NVIDIA_TF32_OVERRIDE");
-    if (override && strcmp(override, "0") == 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED, "NVIDIA_TF32_OVERRIDE=0 forbids narrowing floats to tf32. Unset it.");
-    return WEFT_STATUS_SUCCESS;
-}
-
 /* Only inputs count: the type of the result does not narrow anything. */
-bool contraction_narrows(const struct graph *graph, int node) {
+int contraction_relaxes(const struct graph *graph, int node) {
     const struct node *product = &graph->nodes[node];
     bool has_half = false, has_bfloat16 = false, has_float = false;
     for (int k = 0; k < product->operand_count; k++) {
@@ -210,7 +199,7 @@ bool contraction_narrows(const struct graph *graph, int node) {
         has_bfloat16 = has_bfloat16 || (!product->is_output[k] && type == WEFT_DATA_BFLOAT16);
         has_float = has_float || (!product->is_output[k] && type == WEFT_DATA_FLOAT);
     }
-    return node_is_product(product) && (has_float || (has_half && has_bfloat16));
+    return node_is_product(product) && (has_float || (has_half && has_bfloat16)) ? RELAX_TF32 : 0;
 }
 
 /* True if a node is the product of a region, or produces one of its inputs, directly or through others. The recursion

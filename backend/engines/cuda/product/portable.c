@@ -11,38 +11,27 @@ enum { DIRECT_THREADS = 128 };
 
 /* ---- Acceptance -------------------------------------------------------------------------------------------------- */
 
-/* The tf32 family refuses regions for which its exact sibling would build the same kernel: offering both would be
-   pointless. */
 static weftStatus_t analyse(struct contraction *c, const struct region *region, const struct device *device,
-                            const struct knob_choices *knobs, bool narrows) {
+                            const struct knob_choices *knobs, int used) {
     TRY(contraction_find(c, region));
-    c->narrows = narrows;
+    c->narrows = used & RELAX_TF32;
     TRY(contraction_plan(c, device, knobs));
-    if (narrows && c->arithmetic != MMA_TF32)
+    if (c->narrows && c->arithmetic != MMA_TF32)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
              "%s: only tiles of floats summed in float are narrowed to tf32, from compute capability 8.0 on.",
              descriptor_label(c->node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* `narrows`: called for the tf32 family, which users can disable. */
-static weftStatus_t accepts_any(const struct region *region, const struct device *device, double *seconds,
-                                bool narrows) {
+static weftStatus_t price(const struct region *region, const struct device *device, int used, double *seconds) {
     struct contraction c;
-    if (narrows)
-        TRY(contraction_may_narrow());
-    TRY(analyse(&c, region, device, NULL, narrows));
+    TRY(analyse(&c, region, device, NULL, used));
     *seconds = c.seconds;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Exact family: floats are summed in float. */
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
-    return accepts_any(region, device, seconds, false);
-}
-
-static weftStatus_t accepts_tf32(const struct region *region, const struct device *device, double *seconds) {
-    return accepts_any(region, device, seconds, true);
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
+    return offer_relaxed(offer, region, device, RELAX_TF32, price);
 }
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
@@ -96,11 +85,11 @@ static weftStatus_t describe(struct step *step, const struct contraction *c, str
 }
 
 /* One kernel, and a second one that adds the partial sums if k is split. */
-static weftStatus_t build_any(struct step *step, const struct device *device, const struct knob_choices *knobs,
-                              struct arena *arena, bool narrows) {
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
     struct contraction c;
     struct cuda_kernel *kernel;
-    TRY(analyse(&c, &step->region, device, knobs, narrows));
+    TRY(analyse(&c, &step->region, device, knobs, step->used));
     step->seconds = c.seconds;
     TRY(contraction_add_kernel(&kernel, step, &c, arena));
     if (!kernel)
@@ -111,17 +100,7 @@ static weftStatus_t build_any(struct step *step, const struct device *device, co
     return describe(step, &c, arena);
 }
 
-static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
-                          struct arena *arena) {
-    return build_any(step, device, knobs, arena, false);
-}
-
-static weftStatus_t build_tf32(struct step *step, const struct device *device, const struct knob_choices *knobs,
-                               struct arena *arena) {
-    return build_any(step, device, knobs, arena, true);
-}
-
-/* Both families have the same tiles; their numbers are those of the tables in plan.c. */
+/* The numbers of tiles are those of the tables in plan.c. */
 static const struct knob knobs[] = {
     {WEFT_KNOB_TYPE_TILE_SIZE, 0, TILE_ROWS, 1, 0,
      "rows x columns of a tile: 1 128x128, 2 128x64, 3 64x128, 4 64x64, 5 128x32, 6 32x128, 7 32x32; 0 chooses"},
@@ -136,14 +115,5 @@ const struct family cuda_contraction = {
     .accepts = accepts,
     .build = build,
     .may_alias = contraction_may_alias,
-};
-
-const struct family cuda_contraction_tf32 = {
-    .name = "cuda.contraction.tf32",
-    .doc = "a matmul or convolution of floats, narrowed to tf32, and the pointwise operations after it",
-    .narrows = contraction_narrows,
-    .knobs = knobs,
-    .accepts = accepts_tf32,
-    .build = build_tf32,
-    .may_alias = contraction_may_alias,
+    .relaxes = contraction_relaxes,
 };

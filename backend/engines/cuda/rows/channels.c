@@ -311,10 +311,10 @@ static void emit_copy_batch(struct text *code, const struct schedule *s) {
 
 /* ---- The family -------------------------------------------------------------------------------------------------- */
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct channels c;
     TRY(plan(&c, region, device));
-    *seconds = c.schedule.seconds;
+    offer->seconds = c.schedule.seconds;
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -100,8 +100,7 @@ struct backward {
 
 /* ---- Accepting ---- */
 
-/* The portable family handles what is declined here, or Hopper's deterministic family what the unordered one
-   declines. */
+/* The portable family handles what is declined here, or the passes without sums in any order what that one declines. */
 static weftStatus_t decline(const struct cuda_attention *c, const char *reason) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family handles it.",
          descriptor_label(region_node(c->region, 0)->op), reason);
@@ -308,8 +307,7 @@ static weftStatus_t add_passes_of_keys(struct backward *b, bool wants_k, bool wa
     return wants_v ? add_pass(b, GRADS_DV) : WEFT_STATUS_SUCCESS;
 }
 
-/* One pass for all gradients, which adds dQ in any order, or a pass for keys followed by one for queries. If the first
-   is declined, the deterministic family handles the case. */
+/* One pass for all gradients, which adds dQ in any order, or a pass for keys followed by one for queries. */
 static weftStatus_t plan_passes(struct backward *b) {
     bool wants_q = attention_wants(b->c, b->op->dq), wants_k = attention_wants(b->c, b->op->dk);
     bool wants_v = attention_wants(b->c, b->op->dv);
@@ -864,7 +862,7 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     return attention_grid(kernel, c, c->batches * outer * resident_blocks, THREADS / 32);
 }
 
-/* ---- Entry points of the families ---- */
+/* ---- Entry points of the family ---- */
 
 /* CTAs of a pass. */
 static int64_t blocks_of(const struct backward *b, const struct backward_tile *t) {

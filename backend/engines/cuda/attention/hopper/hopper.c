@@ -1,61 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The two attention families of Hopper. The first is deterministic; the second adds dQ in arbitrary order and is
-   offered only to engines that allow it. */
+/* The attention family of Hopper. Gradients are repeatable, or dQ is summed in any order if the request allows it. */
 #include "engines/cuda/attention/hopper/hopper.h"
 #include "engines/cuda/families.h"
 
-/* Analyses the operation. is_unordered: for the family whose dQ depends on the order of CTAs; it has no forward
-   pass. */
-static weftStatus_t analyse(struct cuda_attention *c, const struct region *region, const struct device *device,
-                            bool is_unordered) {
+static weftStatus_t analyse(struct cuda_attention *c, const struct region *region, const struct device *device) {
     TRY(attention_hopper_check_device(device));
-    TRY(attention_analyse(c, region, device));
-    if (is_unordered && !c->backward)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: this family serves sdpa_bwd.",
+    return attention_analyse(c, region, device);
+}
+
+static weftStatus_t price(const struct region *region, const struct device *device, int used, double *seconds) {
+    struct cuda_attention c;
+    TRY(analyse(&c, region, device));
+    if (c.backward)
+        return attention_hopper_backward_accepts(&c, used & RELAX_ORDER, seconds);
+    if (used)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: only gradients are summed in any order.",
              descriptor_label(region_node(region, 0)->op));
-    return WEFT_STATUS_SUCCESS;
+    return attention_hopper_forward_accepts(&c, seconds);
 }
 
-/* Both families share accepts and build, which dispatch to forward or backward here. */
-static weftStatus_t accepts_either(const struct region *region, const struct device *device, bool is_unordered,
-                                   double *seconds) {
-    struct cuda_attention c;
-    TRY(analyse(&c, region, device, is_unordered));
-    return c.forward ? attention_hopper_forward_accepts(&c, seconds)
-                     : attention_hopper_backward_accepts(&c, is_unordered, seconds);
-}
-
-static weftStatus_t build_either(struct step *step, const struct device *device, const struct knob_choices *knobs,
-                                 bool is_unordered, struct arena *arena) {
-    struct cuda_attention c;
-    struct cuda_step *state;
-    TRY(analyse(&c, &step->region, device, is_unordered));
-    TRY(arena_alloc(arena, &state, sizeof *state));
-    step->state = state;
-    return c.forward ? attention_hopper_forward_build(step, &c, knobs, state, arena)
-                     : attention_hopper_backward_build(step, &c, is_unordered, state, arena);
-}
-
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
-    return accepts_either(region, device, false, seconds);
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
+    return offer_relaxed(offer, region, device, RELAX_ORDER, price);
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
-    return build_either(step, device, knobs, false, arena);
+    struct cuda_attention c;
+    struct cuda_step *state;
+    TRY(analyse(&c, &step->region, device));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    return c.forward ? attention_hopper_forward_build(step, &c, knobs, state, arena)
+                     : attention_hopper_backward_build(step, &c, step->used & RELAX_ORDER, state, arena);
 }
 
-static weftStatus_t accepts_unordered(const struct region *region, const struct device *device, double *seconds) {
-    return accepts_either(region, device, true, seconds);
+static int relaxes(const struct graph *graph, int node) {
+    return op_of(graph->nodes[node].op) == &sdpa_bwd_op ? RELAX_ORDER : 0;
 }
-
-static weftStatus_t build_unordered(struct step *step, const struct device *device, const struct knob_choices *knobs,
-                                    struct arena *arena) {
-    return build_either(step, device, knobs, true, arena);
-}
-
-/* Operations of the unordered family whose results may differ between runs by rounding; deterministic engines ask. */
-static bool reorders(const struct graph *graph, int node) { return op_of(graph->nodes[node].op) == &sdpa_bwd_op; }
 
 /* Only the scheduler is a knob: each case has one tile size, from the tables in forward.c and backward.c. */
 static const struct knob knobs[] = {
@@ -70,12 +51,5 @@ const struct family cuda_attention_hopper = {
     .knobs = knobs,
     .accepts = accepts,
     .build = build,
-};
-
-const struct family cuda_attention_hopper_unordered = {
-    .name = "cuda.attention_hopper_unordered",
-    .doc = "its gradients, with dQ summed by blocks in any order",
-    .accepts = accepts_unordered,
-    .build = build_unordered,
-    .reorders = reorders,
+    .relaxes = relaxes,
 };

@@ -12,10 +12,10 @@ static weftStatus_t analyse(struct depthwise *d, const struct region *region, co
 }
 
 /* Pure: the same analysis as in build, of which only the price is used. */
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct depthwise d;
     TRY(analyse(&d, region, device));
-    *seconds = d.c.seconds;
+    offer->seconds = d.c.seconds;
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -155,10 +155,10 @@ static weftStatus_t analyse(struct grouped *g, const struct region *region, cons
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct grouped g;
     TRY(analyse(&g, region, device));
-    *seconds = g.c.seconds;
+    offer->seconds = g.c.seconds;
     return WEFT_STATUS_SUCCESS;
 }
 

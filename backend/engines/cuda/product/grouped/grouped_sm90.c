@@ -227,10 +227,10 @@ static weftStatus_t analyse(struct product *p, const struct region *region, cons
     return choose_tile(p, device, knobs);
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct product p;
     TRY(analyse(&p, region, device, NULL));
-    *seconds = p.seconds;
+    offer->seconds = p.seconds;
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -33,9 +33,14 @@ weftStatus_t hopper_check_device(const struct device *device, const char *family
 /* Signed or unsigned: wgmma accepts both, in any combination. */
 static bool is_int8(weftDataType_t type) { return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8; }
 
-/* Accepts two equal 16-bit types, any two FP8 or 8-bit integer types, or, if narrowed, two floats. narrows: called for
-   the tf32 family. */
-static weftStatus_t check_arithmetic(const struct contraction *c, bool narrows) {
+/* True for two floats, which are narrowed to tf32 if the request allows it. */
+static bool has_floats(const struct contraction *c) {
+    return c->operand[OPERAND_A].tensor->type == WEFT_DATA_FLOAT &&
+           c->operand[OPERAND_B].tensor->type == WEFT_DATA_FLOAT && c->arithmetic == FMA_FLOAT;
+}
+
+/* Accepts two equal 16-bit types, any two FP8 or 8-bit integer types, or, if they may be narrowed, two floats. */
+static weftStatus_t check_arithmetic(const struct contraction *c) {
     weftDataType_t a = (weftDataType_t)c->operand[OPERAND_A].tensor->type;
     weftDataType_t b = (weftDataType_t)c->operand[OPERAND_B].tensor->type;
     enum arithmetic sum = c->arithmetic;
@@ -46,11 +51,11 @@ static weftStatus_t check_arithmetic(const struct contraction *c, bool narrows) 
     bool is_half = a == b && dtype_is_half(a) && (sum == MMA_F16 || sum == MMA_BF16);
     bool is_byte =
         (dtype_is_fp8(a) && dtype_is_fp8(b) && sum == MMA_F16) || (is_int8(a) && is_int8(b) && sum == MMA_INT8);
-    bool is_float = a == WEFT_DATA_FLOAT && b == a && sum == FMA_FLOAT;
-    if (narrows ? !is_float : !is_half && !is_byte)
+    bool narrows = c->region->allow & RELAX_TF32;
+    if (!is_half && !is_byte && !(narrows && has_floats(c)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: unsupported operand types: %s x %s; this engine multiplies %s.",
              descriptor_label(c->node->op), dtype_of(a)->name, dtype_of(b)->name,
-             narrows ? "two floats summed in float"
+             narrows ? "two floats, halves, bfloat16 or FP8 summed in float, or two 8-bit integers"
                      : "two halves, bfloat16 or FP8 summed in float, or two 8-bit integers");
     /* Coordinates of maps have 32 bits, and an empty sum has no step. */
     if (c->is_direct || !c->is_small || modes_extent(&c->modes[K]) == 0)
@@ -104,7 +109,7 @@ static weftStatus_t find_prologue(struct prologue *prologue, const struct hopper
 /* The operand with a prologue becomes the first one. h->tile is NULL if no tile fits, which is not an error yet. knobs:
    NULL only in accepts. */
 static weftStatus_t analyse_as(struct hopper *h, const struct region *region, const struct device *device,
-                               const struct knob_choices *knobs, bool narrows, bool is_swapped) {
+                               const struct knob_choices *knobs, bool is_swapped) {
     struct prologue prologue;
     *h = (struct hopper){0};
     TRY(contraction_find_prepared(&h->c, region));
@@ -113,7 +118,7 @@ static weftStatus_t analyse_as(struct hopper *h, const struct region *region, co
         contraction_swap(&h->c);
     hopper_order(h);
     TRY(contraction_analyse(&h->c, device));
-    TRY(check_arithmetic(&h->c, narrows));
+    TRY(check_arithmetic(&h->c));
     TRY(hopper_shape(h));
     TRY(hopper_find_parts(h));
     TRY(hopper_scales(h));
@@ -129,13 +134,13 @@ static weftStatus_t analyse_as(struct hopper *h, const struct region *region, co
    memory, so that the swapped product stores whole accesses, or if there are few rows. A failure of the second attempt
    is ignored and its message cleared. */
 static weftStatus_t analyse(struct hopper *h, const struct region *region, const struct device *device,
-                            const struct knob_choices *knobs, bool narrows) {
+                            const struct knob_choices *knobs) {
     struct hopper swapped;
     TRY(hopper_check_device(device, "Hopper family"));
-    TRY(analyse_as(h, region, device, knobs, narrows, false));
+    TRY(analyse_as(h, region, device, knobs, false));
     bool lead_is_row = h->c.epilogue.lead == ROW, is_skinny = modes_extent(&h->c.modes[ROW]) <= SKINNY_ROWS;
     if (!h->is_swapped && (!h->tile || lead_is_row || is_skinny)) {
-        if (analyse_as(&swapped, region, device, knobs, narrows, true) != WEFT_STATUS_SUCCESS)
+        if (analyse_as(&swapped, region, device, knobs, true) != WEFT_STATUS_SUCCESS)
             status_clear();
         else if (!h->tile || (swapped.tile && swapped.seconds < h->seconds))
             *h = swapped;
@@ -163,23 +168,12 @@ static int companions(const struct graph *graph, int node, int *nodes) {
     return count > 0 ? count : prologue_companions(graph, node, nodes);
 }
 
-/* narrows: floats are narrowed to tf32; otherwise types that tensor cores support directly. */
-static weftStatus_t accepts_any(const struct region *region, const struct device *device, double *seconds,
-                                bool narrows) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct hopper h;
-    if (narrows)
-        TRY(contraction_may_narrow());
-    TRY(analyse(&h, region, device, NULL, narrows));
-    *seconds = h.seconds;
+    TRY(analyse(&h, region, device, NULL));
+    offer->seconds = h.seconds;
+    offer->used = has_floats(&h.c) ? RELAX_TF32 : 0;
     return WEFT_STATUS_SUCCESS;
-}
-
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
-    return accepts_any(region, device, seconds, false);
-}
-
-static weftStatus_t accepts_tf32(const struct region *region, const struct device *device, double *seconds) {
-    return accepts_any(region, device, seconds, true);
 }
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
@@ -466,11 +460,11 @@ static weftStatus_t describe(struct step *step, const struct hopper *h, struct a
 }
 
 /* The tiled kernel, then the kernels that combine splits or partial sums of reductions. */
-static weftStatus_t build_any(struct step *step, const struct device *device, const struct knob_choices *knobs,
-                              struct arena *arena, bool narrows) {
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
     struct hopper h;
     struct cuda_kernel *kernel;
-    TRY(analyse(&h, &step->region, device, knobs, narrows));
+    TRY(analyse(&h, &step->region, device, knobs));
     step->seconds = h.seconds;
     TRY(contraction_add_kernel(&kernel, step, &h.c, arena));
     if (!kernel)
@@ -485,16 +479,6 @@ static weftStatus_t build_any(struct step *step, const struct device *device, co
     return describe(step, &h, arena);
 }
 
-static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
-                          struct arena *arena) {
-    return build_any(step, device, knobs, arena, false);
-}
-
-static weftStatus_t build_tf32(struct step *step, const struct device *device, const struct knob_choices *knobs,
-                               struct arena *arena) {
-    return build_any(step, device, knobs, arena, true);
-}
-
 static const struct knob knobs[] = {
     {WEFT_KNOB_TYPE_TILE_SIZE, 0, HOPPER_TILE_ROWS, 1, 0, "row of the tile table; 0 chooses"},
     {WEFT_KNOB_TYPE_SPLIT_K, 0, HOPPER_SPLITS_MAX, 1, 0, "parts that each sum is split into; 0 chooses"},
@@ -503,27 +487,14 @@ static const struct knob knobs[] = {
 
 const struct family cuda_hopper = {
     .name = "cuda.hopper",
-    .doc = "a matmul or convolution of 16-bit or 8-bit operands with pointwise operations and reductions after it, on "
-           "Hopper's "
-           "tensor cores",
+    .doc = "a matmul or convolution of 16-bit or 8-bit operands, or of floats narrowed to tf32, with pointwise "
+           "operations and reductions after it, on Hopper's tensor cores",
     .wants_boxes = true,
     .knobs = knobs,
     .accepts = accepts,
     .companions = companions,
     .build = build,
     .may_alias = contraction_may_alias,
-    .gathers = hopper_gathers,
-};
-
-const struct family cuda_hopper_tf32 = {
-    .name = "cuda.hopper.tf32",
-    .narrows = contraction_narrows,
-    .doc = "a matmul or convolution of floats, narrowed to tf32, with pointwise operations and reductions after it, on "
-           "Hopper",
-    .wants_boxes = true,
-    .knobs = knobs,
-    .accepts = accepts_tf32,
-    .build = build_tf32,
-    .may_alias = contraction_may_alias,
+    .relaxes = contraction_relaxes,
     .gathers = hopper_gathers,
 };

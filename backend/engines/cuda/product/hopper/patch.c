@@ -492,10 +492,10 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
 }
 
 /* The Hopper family reads the image once per tap, but may still be faster. */
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct patch h;
     TRY(analyse(&h, region, device, NULL));
-    *seconds = h.seconds;
+    offer->seconds = h.seconds;
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -175,10 +175,10 @@ static weftStatus_t analyse(struct patch_wgrad *h, const struct region *region, 
     return choose_tile(h, device);
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct patch_wgrad h;
     TRY(analyse(&h, region, device));
-    *seconds = h.seconds;
+    offer->seconds = h.seconds;
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -18,14 +18,9 @@
 static const double COPY_SHARE = 0.81;     /* share of the predicted rate that copies of images reach */
 static const double COPY_SECONDS = 1.6e-6; /* delay until a product sees the end of a copy */
 
-/* Families that may multiply the copies: those that use TMA, exactly or narrowed to tf32. Families that may make the
-   copies: any exact one that does not use TMA and has a fixed order. */
-typedef bool multiplier(const struct family *family);
-static bool can_multiply(const struct family *family) { return family->wants_boxes && !family->narrows; }
-static bool can_copy(const struct family *family) {
-    return !family->wants_boxes && !family->narrows && !family->reorders;
-}
-static bool can_multiply_narrowed(const struct family *family) { return family->wants_boxes && family->narrows; }
+/* Families that use TMA may multiply the copies; all others may make them. */
+static bool can_multiply(const struct family *family) { return family->wants_boxes; }
+static bool can_copy(const struct family *family) { return !family->wants_boxes; }
 
 /* The region with some of its candidates repacked, one bit of `chosen` per candidate. `staged` is the region in a
    separate graph, with packed tensors in place of the chosen ones; copier: by candidate, or NULL. */
@@ -112,10 +107,9 @@ static void price_copies(double seconds[REPACK_CANDIDATES], struct packing *pack
 
 /* Finds the family that multiplies with the chosen copies, and its price, in the graph with these copies. The tensors
    live in `arena`, like the graph that references them. */
-static weftStatus_t price_chosen(struct packing *packing, const struct region *region, multiplier *can_use,
-                                 const struct device *device, struct arena *arena) {
+static weftStatus_t price_chosen(struct packing *packing, const struct region *region, const struct device *device,
+                                 struct arena *arena) {
     struct staged *staged = &packing->staged;
-    struct offer offer;
     *staged = (struct staged){0};
     for (int i = 0; i < REPACK_CANDIDATES; i++) {
         const struct repack_candidate *candidate = &packing->candidates.at[i];
@@ -130,17 +124,15 @@ static weftStatus_t price_chosen(struct packing *packing, const struct region *r
         /* Rewrites also change parameters of the operation. */
         if (region_node(region, i) == packing->candidates.node)
             TRY(repack_rewrite(&packing->candidates, region_node(&staged->region, i)->op, arena));
-    TRY(engine_offer(&offer, region->engine, &staged->region, device, can_use));
-    staged->inner = offer.family;
-    staged->seconds = offer.seconds;
-    packing->seconds = packing->copying + staged->seconds;
+    TRY(engine_offer(&staged->inner, region->engine, &staged->region, device, can_multiply));
+    packing->seconds = packing->copying + staged->inner.seconds;
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Chooses the fastest of all rewrites and sets of candidates, at most 4 x 15. If none is accepted, the reason is that
    for the unchanged product. Sets of operands that no family multiplies are not tried again with other results. */
-static weftStatus_t analyse(struct packing *best, const struct region *region, multiplier *can_use,
-                            const struct device *device, struct arena *arena) {
+static weftStatus_t analyse(struct packing *best, const struct region *region, const struct device *device,
+                            struct arena *arena) {
     struct packing packing = {0};
     double copying[REPACK_CANDIDATES];
     best->seconds = INFINITY;
@@ -161,7 +153,7 @@ static weftStatus_t analyse(struct packing *best, const struct region *region, m
             /* If just the copies cost more than the best choice so far, the set is skipped. */
             if (!is_complete(&packing) || declined >> operands & 1 || packing.copying >= best->seconds)
                 continue;
-            if (price_chosen(&packing, region, can_use, device, arena) != WEFT_STATUS_SUCCESS)
+            if (price_chosen(&packing, region, device, arena) != WEFT_STATUS_SUCCESS)
                 declined |= 1 << operands;
             else if (packing.seconds < best->seconds)
                 *best = packing;
@@ -171,30 +163,22 @@ static weftStatus_t analyse(struct packing *best, const struct region *region, m
 }
 
 /* Graphs that were tried are only needed for the duration of the query. */
-static weftStatus_t accepts_for(const struct region *region, multiplier *can_use, const struct device *device,
-                                double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct packing packing;
     struct arena arena = {0};
-    weftStatus_t status = analyse(&packing, region, can_use, device, &arena);
+    weftStatus_t status = analyse(&packing, region, device, &arena);
     arena_free(&arena);
     TRY(status);
-    *seconds = packing.seconds;
+    offer->seconds = packing.seconds;
+    offer->used = packing.staged.inner.used;
     return WEFT_STATUS_SUCCESS;
-}
-
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
-    return accepts_for(region, can_multiply, device, seconds);
-}
-
-static weftStatus_t accepts_tf32(const struct region *region, const struct device *device, double *seconds) {
-    return accepts_for(region, can_multiply_narrowed, device, seconds);
 }
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
 /* Kernels run in this order: copies of inputs, the product, the copy of its result. */
-static weftStatus_t build_for(struct step *step, multiplier *can_use, const struct device *device,
-                              const struct knob_choices *knobs, struct arena *arena) {
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
     static const char *const words[] = {"", ", narrow groups merged", ", taps as channels", ", lines omitted"};
     struct packing *packing;
     struct cuda_step *state;
@@ -203,7 +187,7 @@ static weftStatus_t build_for(struct step *step, multiplier *can_use, const stru
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     /* Repeats the analysis in the plan's arena, because the staged graph must outlive the step. */
-    TRY(analyse(packing, &step->region, can_use, device, arena));
+    TRY(analyse(packing, &step->region, device, arena));
     for (int i = PACKED_A; i < PACKED_RESULT; i++)
         if (packing->chosen >> i & 1)
             TRY(add_copy(state, packing, i, device, arena));
@@ -213,18 +197,8 @@ static weftStatus_t build_for(struct step *step, multiplier *can_use, const stru
     step->workspace_bytes = packing->staged.scratch_bytes + inner.workspace_bytes;
     step->seconds = packing->copying + inner.seconds;
     return arena_print(arena, &step->detail, "%d tensors repacked%s, %s: %s", packing->staged.count,
-                       words[packing->candidates.rewrite], packing->staged.inner->name,
+                       words[packing->candidates.rewrite], packing->staged.inner.family->name,
                        inner.detail ? inner.detail : "");
-}
-
-static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
-                          struct arena *arena) {
-    return build_for(step, can_multiply, device, knobs, arena);
-}
-
-static weftStatus_t build_tf32(struct step *step, const struct device *device, const struct knob_choices *knobs,
-                               struct arena *arena) {
-    return build_for(step, can_multiply_narrowed, device, knobs, arena);
 }
 
 const struct family cuda_packed = {
@@ -234,14 +208,5 @@ const struct family cuda_packed = {
     .accepts = accepts,
     .build = build,
     .may_alias = contraction_may_alias,
-};
-
-const struct family cuda_packed_tf32 = {
-    .name = "cuda.packed.tf32",
-    .combines = true,
-    .doc = "the same of floats, narrowed to tf32",
-    .narrows = contraction_narrows,
-    .accepts = accepts_tf32,
-    .build = build_tf32,
-    .may_alias = contraction_may_alias,
+    .relaxes = contraction_relaxes,
 };

@@ -215,10 +215,10 @@ static weftStatus_t analyse(struct stem *s, const struct region *region, const s
 
 /* ---- The family -------------------------------------------------------------------------------------------------- */
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct stem s;
     TRY(analyse(&s, region, device));
-    *seconds = s.c.seconds;
+    offer->seconds = s.c.seconds;
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -161,10 +161,10 @@ static double predict(const struct stem *s, const struct device *device) {
 }
 
 /* Only the price needs the prediction; build makes the same plan. */
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct stem s;
     TRY(analyse(&s, region, device));
-    *seconds = predict(&s, device);
+    offer->seconds = predict(&s, device);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -259,10 +259,10 @@ static weftStatus_t analyse(struct weight_only *w, const struct region *region, 
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct weight_only w;
     TRY(analyse(&w, region, device));
-    *seconds = w.seconds;
+    offer->seconds = w.seconds;
     return WEFT_STATUS_SUCCESS;
 }
 

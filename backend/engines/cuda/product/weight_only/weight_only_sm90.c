@@ -137,10 +137,10 @@ static weftStatus_t analyse(struct weight_only_sm90 *w, const struct region *reg
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts(const struct region *region, const struct device *device, struct offer *offer) {
     struct weight_only_sm90 w;
     TRY(analyse(&w, region, device, NULL));
-    *seconds = w.seconds;
+    offer->seconds = w.seconds;
     return WEFT_STATUS_SUCCESS;
 }
 
