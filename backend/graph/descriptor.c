@@ -560,6 +560,13 @@ weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeN
     return WEFT_STATUS_SUCCESS;
 }
 
+void descriptor_unset(struct descriptor *descriptor, weftBackendAttributeName_t name) {
+    const struct row *row = schema_find_row(descriptor->schema, name);
+    release_row(descriptor, row);
+    *(void **)((char *)descriptor + row->offset) = NULL;
+    descriptor->set_rows &= ~row_bit(descriptor->schema, row);
+}
+
 /* ---- Get --------------------------------------------------------------------------------------------------------- */
 
 /* Stores one element in the requested type, which check has accepted. Fails for numbers that the type cannot represent,

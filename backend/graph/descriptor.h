@@ -26,6 +26,9 @@ struct setting {
 weftStatus_t descriptor_build(struct descriptor **out, const struct schema *schema, const struct setting *settings,
                               size_t count);
 
+/* Unsets a tensor or another descriptor that a row holds. */
+void descriptor_unset(struct descriptor *descriptor, weftBackendAttributeName_t name);
+
 /* A copy in an arena, without a reference count. Other threads may retain and release the source at the same time. */
 weftStatus_t descriptor_mirror(struct arena *arena, void *out, const struct descriptor *source);
 

@@ -219,21 +219,28 @@ static weftStatus_t take_cudnn_strides(const struct descriptor *op, struct tenso
 
 enum { SORTED_MAX = 1 << 16 }; /* number of elements up to which interleaved strides are checked by enumeration */
 
-/* Elements of an output must not share memory: kernels write them in any order, from several threads, so the result
-   would be random. */
-static weftStatus_t check_places(const struct descriptor *op, const struct row *row, const struct tensor *tensor) {
+/* Determines whether two elements of a tensor share memory. is_decided: false if the tensor is too large to enumerate,
+   and is_shared is only a suspicion. */
+static weftStatus_t elements_share(const struct tensor *tensor, bool *is_shared, bool *is_decided) {
     struct locations locations = locations_of(tensor);
-    bool is_shared = true;
     int64_t count = 1;
+    *is_shared = false, *is_decided = true;
     if (tensor_elements(tensor) == 0 || is_nested(&locations))
         return WEFT_STATUS_SUCCESS;
     /* Stops above SORTED_MAX, so that the product cannot overflow. */
     for (int i = 0; i < locations.rank && count <= SORTED_MAX; i++)
         count *= min64(locations.extents[i], SORTED_MAX + 1);
     /* Stride 0 with more than one element always shares; otherwise only enumeration decides. */
-    bool is_decided = count <= SORTED_MAX || locations.strides[0] == 0;
-    if (count <= SORTED_MAX)
-        TRY(find_shared(&locations, count, &is_shared));
+    *is_shared = true;
+    *is_decided = count <= SORTED_MAX || locations.strides[0] == 0;
+    return count <= SORTED_MAX ? find_shared(&locations, count, is_shared) : WEFT_STATUS_SUCCESS;
+}
+
+/* Elements of an output must not share memory: kernels write them in any order, from several threads, so the result
+   would be random. */
+static weftStatus_t check_places(const struct descriptor *op, const struct row *row, const struct tensor *tensor) {
+    bool is_shared, is_decided;
+    TRY(elements_share(tensor, &is_shared, &is_decided));
     if (!is_shared)
         return WEFT_STATUS_SUCCESS;
     FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
@@ -243,6 +250,21 @@ static weftStatus_t check_places(const struct descriptor *op, const struct row *
                "for dims %s with strides %s. Make each stride exceed the extent of all faster dimensions.",
          descriptor_label(op), row->key, descriptor_label(&tensor->base), tensor_dims_text(tensor),
          numbers_text(tensor->strides.at, tensor->strides.count));
+}
+
+/* A virtual output need not have the strides that the user set, because it need not be stored. NVIDIA's frontend
+   permutes the strides of inputs, which for some shapes gives two elements one location: such strides are replaced by
+   inferred ones. */
+static weftStatus_t drop_shared_strides(void *context, const struct row *row, struct tensor *tensor) {
+    (void)context;
+    bool is_shared, is_decided;
+    if (row->role != ROLE_OUTPUT || !tensor->is_virtual || !tensor->strides.count ||
+        tensor->strides.count != tensor->dims.count)
+        return WEFT_STATUS_SUCCESS;
+    TRY(elements_share(tensor, &is_shared, &is_decided));
+    if (is_shared)
+        tensor->strides.count = 0;
+    return WEFT_STATUS_SUCCESS;
 }
 
 /* Fields that cannot be inferred must be set by the user, except strides, which become packed. */
@@ -304,6 +326,8 @@ weftStatus_t op_finalize(struct descriptor *descriptor) {
     weftStatus_t status = op_each_operand(descriptor, refuse_ragged, descriptor);
     if (!status)
         status = op_each_operand(descriptor, refuse_reordered, descriptor);
+    if (!status)
+        status = op_each_operand(descriptor, drop_shared_strides, NULL);
     if (!status)
         status = op_each_operand(descriptor, resolve_input, descriptor);
     if (!status)

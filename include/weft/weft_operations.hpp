@@ -573,7 +573,7 @@ namespace graph {
 /** Attributes of pointwise operations of any mode. */
 class Pointwise_attributes : public detail::Attributes<Pointwise_attributes> {
   public:
-    /** factor on x */
+    /** factor on x; 0: a sum does not read x */
     Pointwise_attributes &set_alpha1(float values) {
         this->put(WEFT_ATTR_OPERATION_POINTWISE_ALPHA1, WEFT_TYPE_FLOAT, values);
         return this->self();
@@ -581,7 +581,7 @@ class Pointwise_attributes : public detail::Attributes<Pointwise_attributes> {
     std::optional<float> get_alpha1() const {
         return this->template get_value<float>(WEFT_ATTR_OPERATION_POINTWISE_ALPHA1);
     }
-    /** factor on b */
+    /** factor on b; 0: a sum does not read b */
     Pointwise_attributes &set_alpha2(float values) {
         this->put(WEFT_ATTR_OPERATION_POINTWISE_ALPHA2, WEFT_TYPE_FLOAT, values);
         return this->self();

@@ -418,6 +418,23 @@ def test_alpha_scales_operands():
     checks.check(build, {"x": x, "b": b}, 0.5 * checks.exact(x) - 2 * checks.exact(b))
 
 
+@pytest.mark.parametrize(
+    ("mode", "alpha1", "alpha2"),
+    [("ADD", 1.0, 0.0), ("ADD", 0.5, 0.0), ("ADD", 0.0, 0.5), ("SUB", 2.0, 0.0), ("SUB", 0.0, 2.0)],
+)
+def test_operand_of_a_sum_with_factor_0_is_not_read(mode, alpha1, alpha2):
+    """Programs bind it to memory that was never written, where 0 * NaN would be NaN."""
+    x, unread = checks.random((3, 4)), np.full((3, 4), np.nan, "f4")
+
+    def build(g, x, b):
+        values = {"x": x, "b": b, "mode": mode, "alpha1": alpha1, "alpha2": alpha2}
+        return checks.record(g, "pointwise", values, ["y"])[0]
+
+    inputs = {"x": unread, "b": x} if alpha1 == 0 else {"x": x, "b": unread}
+    sign = -1 if mode == "SUB" and alpha1 == 0 else 1
+    checks.check(build, inputs, sign * (alpha1 + alpha2) * checks.exact(x))
+
+
 def test_a_copy_to_another_layout_scales():
     x = checks.random((2, 40, 7, 7), "f32", -9, 9)
 

@@ -1064,6 +1064,19 @@ def test_interleaved_outputs_are_decided_up_to_a_size() -> None:
         build_output([2, 2], [2, 2])
 
 
+def test_strides_of_intermediate_tensors_may_overlap() -> None:
+    """They express a preference, and are replaced by inferred ones."""
+    g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="f32")
+    x = g.tensor([2, 3, 4], data_type="f32")
+    between = g.neg(x).set_dim([2, 3, 4]).set_stride([4, 1, 1])
+    y = g.exp(between).set_output(True)
+    g.build()
+    given = np.arange(24, dtype="f4").reshape(2, 3, 4) / 9
+    out = np.empty_like(given)
+    g.execute({x: given, y: out})
+    np.testing.assert_allclose(out, np.exp(-given.astype(float)), rtol=1e-6)
+
+
 def test_the_stride_of_a_single_element_means_nothing() -> None:
     x = np.arange(6, dtype="f4").reshape(1, 2, 1, 3)
     g = weft.Graph(handle=weft.create_handle("cpu"))

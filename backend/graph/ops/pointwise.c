@@ -210,9 +210,9 @@ static const struct row rows[] = {
                .shape = "[d..], the broadcast extents of the operands",
                .doc = "gradient of the input, for backward modes"),
     VALUE_ROW(WEFT_TYPE_FLOAT, struct pointwise_op, alpha1, WEFT_ATTR_OPERATION_POINTWISE_ALPHA1, "alpha1",
-              .initial = 1, .doc = "factor on x"),
+              .initial = 1, .doc = "factor on x; 0: a sum does not read x"),
     VALUE_ROW(WEFT_TYPE_FLOAT, struct pointwise_op, alpha2, WEFT_ATTR_OPERATION_POINTWISE_ALPHA2, "alpha2",
-              .initial = 1, .doc = "factor on b"),
+              .initial = 1, .doc = "factor on b; 0: a sum does not read b"),
 };
 
 /* Other names under which frontends know a mode. */
@@ -381,6 +381,36 @@ static weftDataType_t result_type(const struct pointwise_op *op, const struct po
     return tensor_result_type(out, natural, math);
 }
 
+/* Makes the operation an identity. */
+static weftStatus_t become_identity(struct pointwise_op *op) {
+    const weftPointwiseMode_t mode = WEFT_POINTWISE_IDENTITY;
+    const weftDataType_t math = pointwise_math(op);
+    const struct setting settings[] = {{WEFT_ATTR_POINTWISE_MODE, WEFT_TYPE_POINTWISE_MODE, 1, &mode},
+                                       {WEFT_ATTR_POINTWISE_MATH_PREC, WEFT_TYPE_DATA_TYPE, 1, &math}};
+    struct descriptor *parameters;
+    TRY(descriptor_build(&parameters, &pointwise_schema, settings, 2));
+    weftStatus_t status = descriptor_set(&op->base, WEFT_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR,
+                                         WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &parameters);
+    descriptor_release(parameters);
+    return status;
+}
+
+/* A factor of 0 means that the operand of a sum is not read, as in cuDNN: programs bind it to memory that was never
+   written, and 0 * NaN is NaN. The operation becomes the identity of the other operand. */
+static weftStatus_t drop_unread_operand(struct pointwise_op *op) {
+    bool is_sum = op->pw->mode == WEFT_POINTWISE_ADD || op->pw->mode == WEFT_POINTWISE_SUB;
+    if (!is_sum || (op->alpha1 != 0 && op->alpha2 != 0) || !dtype_is_float(pointwise_math(op)))
+        return WEFT_STATUS_SUCCESS;
+    if (op->alpha2 != 0) { /* x is not read */
+        op->alpha1 = op->pw->mode == WEFT_POINTWISE_SUB ? -op->alpha2 : op->alpha2;
+        TRY(descriptor_set(&op->base, WEFT_ATTR_OPERATION_POINTWISE_XDESC, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &op->b));
+    }
+    TRY(become_identity(op));
+    descriptor_unset(&op->base, WEFT_ATTR_OPERATION_POINTWISE_BDESC);
+    op->alpha2 = 1;
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* The output has the broadcast extents of its inputs, in the order of the first one of full size. Its type depends on
    mode and inputs. */
 static weftStatus_t infer(struct descriptor *descriptor) {
@@ -401,7 +431,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
         tensor_infer_type(out, WEFT_DATA_INT32);
     else
         tensor_infer_type(out, result_type(op, &operands, out));
-    return WEFT_STATUS_SUCCESS;
+    return drop_unread_operand(op);
 }
 
 /* For complete operands: checks broadcasting, the axis of an index, and operations that integers do not support. */
