@@ -10,7 +10,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Side by side what does not need each other, as one pip leaves a core idle; not beside what removes or writes files.
 MAKEFLAGS += $(if $(filter clean format bindings,$(MAKECMDGOALS)),,-j$(JOBS))
 
-C_FOLDERS = backend integrations include tests/c tests/emulator tests/fake_cuda tests/foreign samples
+C_FOLDERS = backend integrations include compat tests/c tests/cudnn_library tests/emulator tests/fake_cuda \
+	tests/foreign samples
 C_FILES = $(shell find $(C_FOLDERS) -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cuh')
 
 help:
@@ -72,7 +73,7 @@ $(VENV)/.tidy: $(VENV)/.ready
 # ---- Building ----
 
 build: $(VENV)/.cmake
-	@$(CMAKE) -B build/release -DWEFT_PYTHON_LIB_DIR=python/weft/lib $(WERROR) >/dev/null
+	@$(CMAKE) -B build/release -DWEFT_PYTHON_LIB_DIR=python/weft/lib -DWEFT_CUDNN=ON $(WERROR) >/dev/null
 	@$(BIN)/cmake --build build/release -j$(JOBS) -- --quiet
 
 # Assertions are on here (Debug), warnings are errors; ONLY names the programs to build. Running them is left to pytest
@@ -81,7 +82,7 @@ SANITIZE ?= address,undefined
 SANITIZE_DIR = build/$(if $(filter thread,$(SANITIZE)),tsan,asan)
 sanitize: $(VENV)/.cmake
 	@$(CMAKE) -B $(SANITIZE_DIR) -DCMAKE_BUILD_TYPE=Debug -DWEFT_SANITIZE=$(SANITIZE) -DWEFT_BUILD_TESTS=ON \
-		-DWEFT_WERROR=ON >/dev/null
+		-DWEFT_CUDNN=ON -DWEFT_WERROR=ON >/dev/null
 	@$(BIN)/cmake --build $(SANITIZE_DIR) -j$(JOBS) $(addprefix --target ,$(ONLY)) -- --quiet
 
 # The C tests for 64-bit ARM, which QEMU runs; ONLY as above.
@@ -91,6 +92,7 @@ aarch64: $(VENV)/.cmake
 
 bindings: build $(VENV)/.ready
 	@$(BIN)/python tools/gen.py
+	@$(BIN)/python compat/cudnn/generate.py
 
 # ---- Running ----
 

@@ -25,9 +25,9 @@ LIMITS = {"C": 1.0, "Python": 1.0, "docs": 1.0, "tests": 1.0}
 # The directories and suffixes of each class; "" is the root without its subdirectories. Generated bindings
 # are excluded.
 FILES = {
-    "C": (["backend", "integrations", "include", "samples"], {".c", ".h", ".cuh", ".hpp", ".cpp"}),
-    "Python": (["python/weft", "benchmarks", "tools", "examples", "samples"], {".py"}),
-    "docs": (["", ".github", "docs", "backend", "examples", "samples", "tests"], {".md"}),
+    "C": (["backend", "integrations", "include", "compat", "samples"], {".c", ".h", ".cuh", ".hpp", ".cpp"}),
+    "Python": (["python/weft", "compat", "benchmarks", "tools", "examples", "samples"], {".py"}),
+    "docs": (["", ".github", "docs", "backend", "compat", "examples", "samples", "tests"], {".md"}),
     "tests": (["tests"], {".c", ".h", ".py"}),
 }
 # Each construction, described as "current wording, for the intended meaning", and the expression that finds

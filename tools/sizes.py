@@ -19,8 +19,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (
-    "include", "backend", "integrations", "bindings", "python", "benchmarks", "tests", "samples", "tools",
-)  # fmt: skip
+    *("include", "backend", "integrations", "compat", "bindings", "python", "benchmarks", "tests", "samples"),
+    "tools",
+)
 C_LIKE = {".c", ".h", ".cuh", ".hpp", ".cpp"}
 # Maximum line widths: for Python as in ruff's settings in pyproject.toml, for all others as in .clang-format.
 PYTHON_WIDTH, WIDTH = 110, 120
