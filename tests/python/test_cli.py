@@ -32,6 +32,7 @@ positional arguments:
     explain   print the steps of a saved plan
     bench     time a saved plan on this machine
     support   print the kernel family that runs each operation
+    cudnn     run a program with Weft's libcudnn.so.9
 
 """
 
@@ -90,6 +91,7 @@ KEYS = {
     "default_device": None,
     "cpu": ["name", "cores", "features"],
     "python": ["version", "executable", "platform"],
+    "cudnn": ["loaded", "is_weft"],
     "packages": list(doctor.PACKAGES),
     "environment": None,
     "smoke_tests": None,
@@ -200,7 +202,8 @@ def variables_that_code_reads() -> set[str]:
     literals are listed."""
     found: set[str] = set()
     literal = r"""(?:getenv|environment_(?:number|flag)|environ\.get)\(\s*"(\w+)"|environ\["(\w+)"\]"""
-    for folder, pattern in (("backend", "*.[ch]"), ("python", "*.py"), ("bindings/weft_cffi", "*.py")):
+    places = ("backend", "*.[ch]"), ("compat", "*.[ch]"), ("python", "*.py"), ("bindings/weft_cffi", "*.py")
+    for folder, pattern in places:
         for path in (ROOT / folder).rglob(pattern):
             text = path.read_text(encoding="utf-8")
             found |= {first or second for first, second in re.findall(literal, text)}

@@ -16,6 +16,7 @@ EPILOG = """examples:
   python -m weft explain plan.weft       show the steps of a saved plan (Graph.serialize)
   python -m weft bench plan.weft         time a saved plan and each of its steps
   python -m weft support                 list the kernel family that runs each operation
+  python -m weft cudnn run train.py      run a Python program with Weft's libcudnn.so.9 (docs/dropin.md)
 """
 
 
@@ -49,7 +50,26 @@ def parser() -> argparse.ArgumentParser:
     support = commands.add_parser("support", help="print the kernel family that runs each operation")
     support.add_argument("--markdown", action="store_true", help="in the format of docs/support.md")
 
+    cudnn = commands.add_parser("cudnn", help="run a program with Weft's libcudnn.so.9")
+    actions = cudnn.add_subparsers(dest="action", metavar="action", required=True)
+    program = actions.add_parser("run", help="run Python with the library preloaded")
+    program.add_argument("program", nargs="*", help="a program, or -m module, and arguments")
+    actions.add_parser("path", help="print the path of the library")
+
     return main_parser
+
+
+def _cudnn(given: argparse.Namespace) -> int:
+    from weft import dropin
+
+    if given.action == "path":
+        print(dropin.library())
+    elif given.program:
+        dropin.run(given.program)
+    else:
+        print("cudnn run: no program. Give the path of one, or -m and a module.", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _explain(file: Path, svg: Path | None, device: str | None, all_refusals: bool) -> int:
@@ -67,7 +87,12 @@ def _explain(file: Path, svg: Path | None, device: str | None, all_refusals: boo
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Returns the exit status: 0 for success, 1 for failure, 2 for a usage error."""
-    given = parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # All words after "cudnn run" belong to the program, also options, which argparse would read.
+    is_program = words[:2] == ["cudnn", "run"] and words[2:] not in (["-h"], ["--help"])
+    given = parser().parse_args(words[:2] if is_program else words)
+    if is_program:
+        given.program = words[2:]
     if given.version:
         import weft
 
@@ -116,6 +141,8 @@ def _run(given: argparse.Namespace) -> int:
 
         print(support.markdown() if given.markdown else support.text(), end="" if given.markdown else "\n")
         return 0
+    if given.command == "cudnn":
+        return _cudnn(given)
     if given.command == "bench":
         from weft.cli import bench
 

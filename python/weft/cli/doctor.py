@@ -4,6 +4,7 @@ installation."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
@@ -31,6 +32,9 @@ VARIABLES: tuple[str, ...] = (
     "WEFT_CACHE_BYTES",
     "WEFT_DUMP_DIR",
     "WEFT_CHECK",
+    "WEFT_CUDNN_VERSION",
+    "WEFT_CUDNN_FALLBACK",
+    "LD_PRELOAD",
 )
 VARIABLES += ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE")
 VARIABLES += ("XDG_CACHE_HOME", "HOME")
@@ -73,6 +77,7 @@ def examine() -> dict[str, Any]:
             "executable": sys.executable,
             "platform": platform.platform(),
         },
+        "cudnn": _guarded(_cudnn, {"loaded": [], "is_weft": False}),
         "packages": {name: _package_version(name) for name in PACKAGES},
         "environment": {name: os.environ.get(name) for name in _variables()},
         "smoke_tests": [],
@@ -177,6 +182,13 @@ def _compare(found: dict[str, Any], problems: list[Problem]) -> None:
         problems.append(
             Problem(what, f"make bindings (in a source tree); elsewhere {REBUILD.split(', or ')[1]}")
         )
+
+
+def _cudnn() -> dict[str, Any]:
+    """The libraries named libcudnn.so.9 in this process, and whether the one that programs use is Weft's."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    paths = sorted({line.split(maxsplit=5)[-1] for line in maps if "libcudnn.so.9" in line})
+    return {"loaded": paths, "is_weft": bool(paths) and hasattr(ctypes.CDLL(None), "weftCudnnCallCount")}
 
 
 def _engines() -> list[dict[str, Any]]:
@@ -291,6 +303,7 @@ def report(found: dict[str, Any]) -> str:
     rows += [("device", gpu_health.device_text(device)) for device in found["devices"]]
     rows += [("default", found["default_device"])] if found["default_device"] else []
     rows += gpu_health.rows(found["gpu"]) if found["gpu"] else []
+    rows += [("libcudnn.so.9", _cudnn_text(found["cudnn"]))] if found["cudnn"]["loaded"] else []
     cpu = found["cpu"]
     if cpu:
         rows.append(("cpu", f"{cpu['cores']} cores; {' '.join(cpu['features'])}"))
@@ -301,11 +314,15 @@ def report(found: dict[str, Any]) -> str:
     rows += [("variable", f"{name} {value or '(unset)'}") for name, value in found["environment"].items()]
     rows += [("smoke test", _smoke_text(smoke)) for smoke in found["smoke_tests"]]
     rows += [] if found["smoke_tests"] else [("smoke test", "not run")]
-    lines = [f"{name:<14}{value}" for name, value in rows]
+    lines = [f"{name:<13} {value}" for name, value in rows]
     for problem in found["problems"]:
         lines += ["", f"PROBLEM       {problem['what']}", f"repair        {problem['repair']}"]
     lines += [""] if found["problems"] else ["", "All is well."]
     return "\n".join(lines).rstrip()
+
+
+def _cudnn_text(cudnn: dict[str, Any]) -> str:
+    return f"{', '.join(cudnn['loaded'])}: {'computed by Weft' if cudnn['is_weft'] else 'not of Weft'}"
 
 
 def _smoke_text(smoke: dict[str, Any]) -> str:
