@@ -4,6 +4,7 @@
    else is left to Python. All state is global and guarded by the interpreter's lock. */
 #include "torch/calls.h"
 #include "torch/key.h"
+#include "torch/workspace.h"
 #include "weft/weft.h"
 
 #include <stdlib.h>
@@ -30,7 +31,8 @@ struct prepared {
     int places[SLOTS_MAX];    /* per slot: index of its argument, or ~i for result i */
     struct object *results;   /* tuple: arguments of `allocate`, or None */
     struct object *allocate;  /* function that creates a tensor, on the current GPU if on a GPU */
-    struct object *workspace; /* None; on a GPU arguments of `allocate`, else a function that returns the address */
+    struct object *workspace; /* None; on a GPU arguments of `allocate`, else the number of bytes */
+    size_t workspace_bytes;   /* on the CPU */
     struct object *ordinal;   /* tuple with the ordinal of the GPU; None: the CPU */
     long long ordinal_number;
 };
@@ -75,6 +77,8 @@ static struct object *prepare(struct object *self, struct object *arguments, str
     created->ordinal = python.get_of_tuple(arguments, 5);
     if (created->ordinal != python.none)
         created->ordinal_number = python.to_int(python.get_of_tuple(created->ordinal, 0));
+    else if (created->workspace != python.none)
+        created->workspace_bytes = (size_t)python.to_int(created->workspace);
     python.retain(created->arguments = arguments);
     return python.new_capsule(created, prepared_name, end_prepared);
 }
@@ -112,14 +116,10 @@ static bool allocate_results(struct run *run, const struct prepared *plan) {
 }
 
 static bool find_workspace(struct run *run, const struct prepared *plan) {
-    long long address = 0;
     if (plan->workspace == python.none)
         return true;
-    if (plan->ordinal == python.none) {
-        bool is_there = call_for_int(&address, plan->workspace, callbacks.no_arguments);
-        run->workspace = (void *)(uintptr_t)address;
-        return is_there;
-    }
+    if (plan->ordinal == python.none)
+        return (run->workspace = workspace_of_thread(plan->workspace_bytes)) != NULL;
     run->held = python.call(plan->allocate, plan->workspace, NULL);
     return run->held && !torch.get_data(tensor_of(run->held), &run->workspace);
 }

@@ -222,18 +222,13 @@ class Prepared:
             return None
         workspace: Any = ((self._workspace,), (1,), torch.uint8) if self._workspace else None
         if self._ordinal is None and plan.workspace_size:
-            workspace = functools.partial(_scratch, plan)
+            workspace = plan.workspace_size
         results = tuple(None if r is None else tuple(r) for r in self._results)
         return calls.FUNCTIONS.prepare(
             int(ffi.cast("uintptr_t", plan.descriptor.pointer)),
             tuple(places[slot] for slot in range(len(places))),
             results, self._here, workspace, None if self._ordinal is None else (self._ordinal,), plan,
         )  # fmt: skip
-
-
-def _scratch(plan: Plan) -> int:
-    """Returns the address of a plan's workspace in the scratch memory of this thread."""
-    return int(ffi.cast("uintptr_t", plan.thread.state.scratch.on_host(plan.workspace_size)))
 
 
 _QUICK = {kind: getattr(torch._C._dynamo.guards, f"_empty_strided_{kind}", None) for kind in ("cpu", "cuda")}
