@@ -93,11 +93,13 @@ def build(source: Path) -> Path:
 
 def functions(folder: Path) -> dict[str, str]:
     """A digest of each function's instructions, by object and section. The directory may contain objects of
-    other trees; only those in the compile commands count."""
+    other trees; only those of the library in the compile commands count."""
     results = {}
+    objects = folder / "CMakeFiles/weft_objects.dir"
     commands = json.loads((folder / "compile_commands.json").read_text())
-    for path in sorted(folder / command["output"] for command in commands):
-        source = path.relative_to(folder / "CMakeFiles/weft_objects.dir").with_suffix("").as_posix()
+    paths = {folder / command["output"] for command in commands}
+    for path in sorted(path for path in paths if path.is_relative_to(objects)):
+        source = path.relative_to(objects).with_suffix("").as_posix()
         for section in cubins.all_sections(path.read_bytes()):
             if section.name.startswith(".text") and section.content:
                 results[f"{source}: {section.name.removeprefix('.text.')}"] = digest(section.content)
