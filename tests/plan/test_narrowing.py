@@ -60,12 +60,19 @@ def test_steps_report_that_they_narrow() -> None:
     assert [step["relaxations"] for step in g.plan.report["steps"]] == [[]]
 
 
-def test_products_that_need_no_narrowing_do_not_count() -> None:
-    """The engine plans both products, and only that of floats is narrowed."""
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [((1, 256, 256), "bf16"), ((4, 1, 1), "f32"), ((4, 64, 512), "f32")],
+    ids=["bf16", "without tiles", "slower in tf32"],
+)
+def test_products_that_are_not_narrowed(sizes: tuple[int, int, int], dtype: str) -> None:
+    """The engine plans both products, and narrows only the other one."""
     g = product()
-    half = g.tensor([256, 256], data_type="bf16", name="half")
-    g.matmul(half, half, name="other")
-    g.build()
+    batch, rows, depth = sizes
+    factors = (g.tensor([batch, *dims], data_type=dtype) for dims in ((rows, depth), (depth, rows)))
+    g.matmul(*factors, name="other")
+    g.create_execution_plan(1)
+    g.build_plan_at_index(0)
     steps = {step["operations"][0]["name"]: step["relaxations"] for step in g.plan.report["steps"]}
     assert steps == {"matmul 'c'": ["tf32"], "matmul 'other'": []}
 
@@ -95,5 +102,7 @@ def test_graphs_without_products_of_floats_have_no_such_engine(dtype: str, softm
 
 def test_the_variable_that_forbids_narrowing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-    assert "forbids narrowing floats to tf32. Unset it." in str(answer(product())["reason"])
+    for softmax in False, True:
+        reason = str(answer(product(softmax=softmax))["reason"])
+        assert "forbids narrowing floats to tf32. Unset it." in reason
     assert plans(product()) == ["eng0"]
