@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Side by side what does not need each other, as one pip leaves a core idle; not beside what removes or writes files.
 MAKEFLAGS += $(if $(filter clean format bindings,$(MAKECMDGOALS)),,-j$(JOBS))
 
-C_FOLDERS = backend integrations include compat tests/c tests/cudnn_library tests/emulator tests/fake_cuda \
+C_FOLDERS = backend include compat tests/c tests/cudnn_library tests/emulator tests/fake_cuda \
 	tests/foreign samples
 C_FILES = $(shell find $(C_FOLDERS) -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cuh')
 
@@ -146,7 +146,8 @@ lint: $(VENV)/.ready
 	@$(BIN)/python tools/sizes.py --check
 
 tidy: build $(VENV)/.tidy
-	@find backend integrations -name '*.c' | xargs -P $(JOBS) -n 16 $(BIN)/clang-tidy -p build/release --quiet
+	@find backend compat/torch compat/xla -name '*.c' | \
+		xargs -P $(JOBS) -n 16 $(BIN)/clang-tidy -p build/release --quiet
 
 format: $(VENV)/.ready
 	@$(BIN)/clang-format -i $(C_FILES)

@@ -85,11 +85,11 @@ def test_floor_checker_sees(tmp_path: Path, file: str, text: str, offence: str) 
     [("weft/weft.h", True), ("torch/key.h", True), ("xla/ffi.h", False), ("base/status.h", False)],
 )
 def test_integrations_use_only_the_public_header(tmp_path: Path, include: str, is_allowed: bool) -> None:
-    done = check_tree(tmp_path, "check_floors.py", {"integrations/torch/a.c": f'#include "{include}"\n'})
+    done = check_tree(tmp_path, "check_floors.py", {"compat/torch/a.c": f'#include "{include}"\n'})
     assert done.stdout == (
         ""
         if is_allowed
-        else f'integrations/torch/a.c includes "{include}": an integration may include weft/weft.h and '
+        else f'compat/torch/a.c includes "{include}": an integration may include weft/weft.h and '
         "torch/, and uses only public functions.\n"
     )
     assert done.returncode == (not is_allowed)

@@ -7,8 +7,8 @@ between files form a cycle.
 The two parts of layer 2 never include each other, and only a file of engines/ may include both. The rules
 also apply to device files (.cuh) and to the includes that C files emit. A family may be named only in the
 file that defines it and in the list of engines: families do not call each other. Integrations with frameworks
-(integrations/) include only weft/weft.h and their own directory. Prints each violation; exits with 1 if there
-is one.
+(compat/torch/ and compat/xla/) include only weft/weft.h and their own directory. Prints each violation; exits
+with 1 if there is one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 FLOORS = {"base": 1, "graph": 2, "runtime": 2, "engines": 3, "plan": 4, "api": 5}
 PILLARS = {"graph", "runtime"}
+INTEGRATIONS = {"torch", "xla"}  # directories of compat/
 # Each directory of engines/, and the others from which it may include files: first the parts that families
 # share, then the families. Files directly in engines/ are available to all.
 FOLDERS = {
@@ -168,7 +169,7 @@ def integration_offences(source: Source) -> Iterator[str]:
     for include in source.includes:
         if include != "weft/weft.h" and include.split("/")[0] != source.home:
             yield (
-                f'integrations/{source.path} includes "{include}": an integration may include weft/weft.h '
+                f'compat/{source.path} includes "{include}": an integration may include weft/weft.h '
                 f"and {source.home}/, and uses only public functions."
             )
 
@@ -247,7 +248,7 @@ def offences(root: Path) -> Iterator[str]:
         yield from floor_offences(source)
         yield from folder_offences(source)
     yield from call_offences(files)
-    integrations = sources(root / "integrations")
+    integrations = [each for each in sources(root / "compat") if each.home in INTEGRATIONS]
     for source in integrations:
         yield from integration_offences(source)
     for each in (files, integrations):

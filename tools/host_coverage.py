@@ -5,7 +5,7 @@ reports.
 
     make coverage                                     # the C tests, tests/ops, tests/plan, tests/python
     make coverage PYTEST=tests/ops/test_norm.py       # some Python tests; counts add up until `make clean`
-    python tools/host_coverage.py                     # a row for each directory of backend/ and integrations/
+    python tools/host_coverage.py                     # a row for each directory of the C sources
     python tools/host_coverage.py --missing plan      # and the lines of backend/plan that no test executed
     python tools/host_coverage.py --least 95          # fails if fewer of all lines were executed
 
@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build/coverage"
 TABLE = ROOT / "docs/testing.md"
-FOLDERS = ROOT / "backend", ROOT / "integrations"
+FOLDERS = ROOT / "backend", ROOT / "compat/torch", ROOT / "compat/xla"
 HEAD = "| folder | lines | reached | branches | taken |"
 
 

@@ -39,7 +39,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 TREE, MADE = ROOT / "build/mutants/tree", ROOT / "build/mutants/made"
 LANGUAGES = {".c": "c", ".h": "c", ".hpp": "cpp", ".cuh": "cpp", ".py": "python"}
-EVERYWHERE = ["backend", "include", "integrations", "python/weft", "benchmarks"]
+EVERYWHERE = ["backend", "include", "compat/torch", "compat/xla", "python/weft", "benchmarks"]
 VERDICTS = ROOT / "build/mutants/verdicts.json"
 LEAST, LEAST_OF_FOLDER = 85, 75  # minimum percentages of detected changes
 FEW = 4  # a directory with fewer changes has no minimum
@@ -129,9 +129,9 @@ TESTS = (
     ),
     ("backend/engines/cuda/core/", ["small .", "test_cuda_plan", "test_cuda_map"]),
     ("backend/engines/", ["test_plan", "pytest tests/plan"]),
-    ("integrations/xla/", ["test_xla", "pytest tests/weft_jax"]),
+    ("compat/xla/", ["test_xla", "pytest tests/weft_jax"]),
     (
-        "integrations/torch/",
+        "compat/torch/",
         ["test_torch", "pytest tests/weft_torch/test_calls.py tests/weft_torch/test_operators.py"],
     ),
     ("include/weft/", [GENERATED, "test_api", "test_graph", "pytest tests/test_cpp.py"]),
@@ -330,7 +330,7 @@ def verdict(mutant: Mutant, whole: bytes) -> tuple[str, str]:
     try:
         if not run(syntax_check(mutant.path)):
             return "does not compile", ""
-        if mutant.path.startswith(("backend/", "include/", "integrations/")):
+        if mutant.path.startswith(("backend/", "include/", "compat/")):
             if not run(BUILD):
                 return "does not compile", ""
             if library() == whole and not mutant.path.startswith("include/"):

@@ -25,7 +25,7 @@ LIMITS = {"C": 1.0, "Python": 1.0, "docs": 1.0, "tests": 1.0}
 # The directories and suffixes of each class; "" is the root without its subdirectories. Generated bindings
 # are excluded.
 FILES = {
-    "C": (["backend", "integrations", "include", "compat", "samples"], {".c", ".h", ".cuh", ".hpp", ".cpp"}),
+    "C": (["backend", "include", "compat", "samples"], {".c", ".h", ".cuh", ".hpp", ".cpp"}),
     "Python": (["python/weft", "compat", "benchmarks", "tools", "examples", "samples"], {".py"}),
     "docs": (["", ".github", "docs", "backend", "compat", "examples", "samples", "tests"], {".md"}),
     "tests": (["tests"], {".c", ".h", ".py"}),

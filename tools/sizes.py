@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (
-    *("include", "backend", "integrations", "compat", "bindings", "python", "benchmarks", "tests", "samples"),
+    *("include", "backend", "compat", "bindings", "python", "benchmarks", "tests", "samples"),
     "tools",
 )
 C_LIKE = {".c", ".h", ".cuh", ".hpp", ".cpp"}

@@ -149,7 +149,7 @@ def test_make_targets_exist() -> None:
 
 def test_tree_names_every_folder() -> None:
     tree = (ROOT / "CONTRIBUTING.md").read_text().split("## Where things are")[1]
-    sources = "include/weft", "integrations", "bindings", "python/weft"
+    sources = "include/weft", "compat", "bindings", "python/weft"
     for folder in (*sources, "benchmarks", "samples", "tests", "tools"):
         assert f"\n{folder}/" in tree
     for floor in (path.name for path in (ROOT / "backend").iterdir() if path.is_dir()):

@@ -31,7 +31,7 @@ calling them directly costs a tenth."""
 
 
 class Functions(NamedTuple):
-    """The functions of libweft_torch; see integrations/torch/calls.c."""
+    """The functions of libweft_torch; see compat/torch/calls.c."""
 
     prepare: Callable[..., Any]
     """Prepares a plan for execution from (plan, places, results, allocate, workspace, ordinal, owner).
