@@ -627,7 +627,13 @@ static void plans_and_memory() {
     inner->set_name("inner"), y->set_name("y");
     float in[4] = {}, out[4] = {};
     const char *unbuilt = "graph 'g': no plan is built. Call build() first.";
+    std::vector<std::uint8_t> data;
+    std::unordered_map<std::shared_ptr<weft::graph::Tensor_attributes>, void *> pack = {{x, in}, {y, out}};
     FAILS(g.execute({{x, in}, {y, out}}), GRAPH_EXECUTION_PLAN_CREATION_FAILED, unbuilt);
+    FAILS(g.execute(cpu(), pack, nullptr), GRAPH_EXECUTION_PLAN_CREATION_FAILED, unbuilt);
+    FAILS(g.warmup(cpu()), GRAPH_EXECUTION_PLAN_CREATION_FAILED, unbuilt);
+    FAILS(g.serialize(data), GRAPH_EXECUTION_PLAN_CREATION_FAILED, unbuilt);
+    FAILS(g.autotune(cpu(), pack, nullptr), GRAPH_EXECUTION_PLAN_CREATION_FAILED, unbuilt);
     FAILS(g.create_execution_plans(), HEURISTIC_QUERY_FAILED,
           "graph 'g': create_execution_plans() needs the operation graph. Call build_operation_graph() first.");
     GOOD(g.build(cpu()));
@@ -857,7 +863,33 @@ static void names_of_ported_programs() {
     HOLDS(result[0] == 1 && result[1] == 2);
 }
 
+/** Each kind of status has its code; the first and last of a kind. Others have that of the caller. */
+static void codes_of_statuses() {
+    using weft::error_code_t;
+    const std::pair<weftStatus_t, error_code_t> codes[] = {
+        {WEFT_STATUS_SUCCESS, error_code_t::OK},
+        {WEFT_STATUS_BAD_PARAM, error_code_t::INVALID_VALUE},
+        {WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH, error_code_t::SHAPE_DEDUCTION_FAILED},
+        {WEFT_STATUS_NOT_SUPPORTED, error_code_t::GRAPH_NOT_SUPPORTED},
+        {WEFT_STATUS_NOT_SUPPORTED_INVALID_DYNAMIC_SHAPE, error_code_t::GRAPH_NOT_SUPPORTED},
+        {WEFT_STATUS_INTERNAL_ERROR, error_code_t::INVALID_VALUE},
+        {WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED, error_code_t::NVRTC_COMPILATION_FAILED},
+        {WEFT_STATUS_INTERNAL_ERROR_TEXTURE_CREATION_FAILED, error_code_t::INVALID_VALUE},
+        {WEFT_STATUS_EXECUTION_FAILED, error_code_t::GRAPH_EXECUTION_FAILED},
+        {WEFT_STATUS_EXECUTION_FAILED_CURAND, error_code_t::GRAPH_EXECUTION_FAILED},
+        {WEFT_STATUS_BAD_PARAM_ALREADY_FINALIZED_EXT, error_code_t::INVALID_VALUE},
+    };
+    for (const auto &[status, code] : codes) {
+        weft::error_t error = weft::detail::error_of(status, error_code_t::INVALID_VALUE);
+        HOLDS(error.get_code() == code && error.backend_status == status);
+        HOLDS(error.get_message().empty() == (status == WEFT_STATUS_SUCCESS));
+    }
+    HOLDS(weft::detail::error_of(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH, error_code_t::HANDLE_ERROR).get_code() ==
+          error_code_t::HANDLE_ERROR);
+}
+
 int main() {
+    codes_of_statuses();
     results_that_the_user_made_have_memory();
     dropout_by_the_generator();
     booleans_are_bytes();
