@@ -20,15 +20,12 @@ struct node {
     bool *is_output;   /* per operand */
 };
 
-static inline bool node_touches(const struct node *node, int value, bool writes) {
+static inline bool node_reads(const struct node *node, int value) {
     for (int i = 0; i < node->operand_count; i++)
-        if (node->operands[i] == value && node->is_output[i] == writes)
+        if (node->operands[i] == value && !node->is_output[i])
             return true;
     return false;
 }
-
-static inline bool node_reads(const struct node *node, int value) { return node_touches(node, value, false); }
-static inline bool node_writes(const struct node *node, int value) { return node_touches(node, value, true); }
 
 /* The first result. */
 static inline int node_result(const struct node *node) {

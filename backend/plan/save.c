@@ -10,6 +10,7 @@
                Descriptors among the elements are i64 indices of earlier ones; the last descriptor is the graph.
    The reader trusts nothing: lengths are checked against the available bytes, values as a user's. */
 #include "plan/save.h"
+#include "base/bytes.h"
 #include "base/hash.h"
 #include "base/number.h"
 #include "graph/descriptor.h"
@@ -281,7 +282,7 @@ static void put_descriptor(struct byte_writer *writer, const struct listing *lis
 }
 
 /* Constants are saved with their tensors; the contents of other tensors belong to the user and are never saved. */
-weftStatus_t graph_save(struct byte_writer *writer, const struct graph *graph, const struct changes *changes) {
+static weftStatus_t save_graph(struct byte_writer *writer, const struct graph *graph, const struct changes *changes) {
     struct listing listing = {0};
     /* In an order in which they can be finalized: producers first, because shapes are inferred from them. */
     for (int i = 0; i < graph->node_count; i++)
@@ -355,7 +356,7 @@ static weftStatus_t put_body(struct byte_writer *body, const struct plan *plan) 
         byte_put_u32(body, (uint32_t)knob->type);
         byte_put_i64(body, knob->value);
     }
-    TRY(graph_save(body, plan->config->engine->graph, &(struct changes){0}));
+    TRY(save_graph(body, plan->config->engine->graph, &(struct changes){0}));
     return put_codes(body, plan);
 }
 
@@ -519,8 +520,9 @@ static weftStatus_t get_descriptor(struct byte_reader *reader, struct descriptor
     return descriptor_finalize(loaded[loaded_count]);
 }
 
-/* Descriptors hold references to each other, so the list can be released once the graph is retained. */
-weftStatus_t graph_load(struct graph **graph, struct byte_reader *reader) {
+/* Reads a graph and finalizes it; the caller owns it. Descriptors hold references to each other, so the list can be
+   released once the graph is retained. */
+static weftStatus_t load_graph(struct graph **graph, struct byte_reader *reader) {
     int64_t count = get_count(reader, DESCRIPTOR_BYTES);
     struct descriptor **loaded = calloc((size_t)count + 1, sizeof *loaded);
     weftStatus_t status = loaded ? WEFT_STATUS_SUCCESS : status_no_memory((size_t)count * sizeof *loaded);
@@ -544,10 +546,10 @@ weftStatus_t graph_change(struct graph **changed, const struct graph *graph, con
     struct byte_writer writer;
     struct byte_reader reader;
     byte_writer_init(&writer);
-    weftStatus_t status = graph_save(&writer, graph, changes);
+    weftStatus_t status = save_graph(&writer, graph, changes);
     byte_reader_init(&reader, writer.data, writer.length);
     if (!status)
-        status = graph_load(changed, &reader);
+        status = load_graph(changed, &reader);
     /* The handle is not saved. */
     if (!status)
         (*changed)->handle = context_retain(graph->handle);
@@ -660,7 +662,7 @@ weftStatus_t plan_load(struct plan *plan) {
     TRY(find_engine(&body, &index));
     weftStatus_t status = load_knobs(&body, &knobs, &limits, &arena);
     if (!status)
-        status = graph_load(&graph, &body);
+        status = load_graph(&graph, &body);
     if (!status)
         status = load_codes(&body, plan);
     if (!status) {

@@ -5,7 +5,6 @@
 #ifndef WEFT_PLAN_SAVE_H
 #define WEFT_PLAN_SAVE_H
 
-#include "base/bytes.h"
 #include "plan/plan.h"
 
 /* Writes the saved plan, the value of attribute json. */
@@ -21,12 +20,6 @@ struct changes {
     const struct variant_pack *overrides;
     bool element_aligned; /* addresses of tensors are only aligned to their elements */
 };
-
-/* Writes a graph as bytes, with changes. */
-weftStatus_t graph_save(struct byte_writer *writer, const struct graph *graph, const struct changes *changes);
-
-/* Reads a graph and finalizes it; the caller owns it. */
-weftStatus_t graph_load(struct graph **graph, struct byte_reader *reader);
 
 /* Rebuilds a graph with changes, for the same handle; the caller owns it. */
 weftStatus_t graph_change(struct graph **changed, const struct graph *graph, const struct changes *changes);

@@ -109,7 +109,7 @@ struct gemm_matrix {
     int batch_rank; /* the batch index is row-major over batch_dims; 0: a single matrix */
     int64_t batch_dims[WEFT_DIM_MAX], batch_strides[WEFT_DIM_MAX];
 };
-gemm_pack gemm_pack_matrix, gemm_pack_matrix_double; /* for FLOAT kernels and for DOUBLE kernels */
+gemm_pack gemm_pack_matrix; /* for FLOAT kernels */
 
 /* Index of the element at which a panel of a matrix starts, and its address, if that is a whole byte. */
 int64_t gemm_index(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0);

@@ -205,8 +205,8 @@ void gemm_pack_matrix(const void *source, void *panel, int width, int64_t batch,
 }
 
 /* Element by element: products in double are rare, and conversion is exact for any type. */
-void gemm_pack_matrix_double(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
-                             int64_t k0, int depth) {
+static void pack_matrix_double(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
+                               int64_t k0, int depth) {
     const struct gemm_matrix *matrix = source;
     int64_t index = gemm_index(matrix, batch, first, k0);
     double *dst = panel;
@@ -433,7 +433,7 @@ gemm_pack *gemm_pack_of_a(const struct gemm_kernel *kernel) {
     bool is_grouped = kernel->group_a > kernel->group_b;
     switch (kernel->factors) {
     case WEFT_DATA_DOUBLE:
-        return gemm_pack_matrix_double;
+        return pack_matrix_double;
     case WEFT_DATA_BFLOAT16:
         return is_grouped ? pack_pairs_grouped : pack_pairs;
     case WEFT_DATA_INT8:

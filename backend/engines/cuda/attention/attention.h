@@ -139,8 +139,6 @@ void attention_emit_operand_gradient(struct kernel_source *source, const struct 
 
 /* Emits scales of operands and results, and amax outputs. is_packed: a tile has rows of several heads. */
 void attention_emit_scales(struct kernel_source *source, const struct cuda_attention *c, bool is_packed);
-/* Emits the amax outputs, and constants that tell which are requested. */
-void attention_emit_amax(struct kernel_source *source, const struct cuda_attention *c);
 /* Emits a tensor of one element, and a constant: whether it is present. */
 void attention_emit_scale(struct kernel_source *source, const struct cuda_attention *c, const struct tensor *scale,
                           const char *name, const char *flag);

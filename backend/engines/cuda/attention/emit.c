@@ -119,8 +119,9 @@ void attention_emit_scale(struct kernel_source *source, const struct cuda_attent
         emit_pointer(source, (weftDataType_t)scale->type, graph_find_value(c->graph, scale), 0, name);
 }
 
-/* The two of the forward pass; backward passes emit their own. */
-void attention_emit_amax(struct kernel_source *source, const struct cuda_attention *c) {
+/* Emits the amax outputs of the forward pass, and constants that tell which are requested. Backward passes emit their
+   own. */
+static void emit_amax(struct kernel_source *source, const struct cuda_attention *c) {
     const struct sdpa_fwd_op *op = c->forward;
     attention_emit_scale(source, c, attention_wants(c, op->amax_s) ? op->amax_s : NULL, "amax_s", "HAS_AMAX_S");
     attention_emit_scale(source, c, attention_wants(c, op->amax_o) ? op->amax_o : NULL, "amax_o", "HAS_AMAX_O");
@@ -196,7 +197,7 @@ void attention_emit_scales(struct kernel_source *source, const struct cuda_atten
     attention_emit_scale(source, c, op->scale_s, "scale_s", "HAS_SCALE_S");
     attention_emit_scale(source, c, op->descale_s, "descale_s", "HAS_DESCALE_S");
     attention_emit_scale(source, c, op->scale_o, "scale_o", "HAS_SCALE_O");
-    attention_emit_amax(source, c);
+    emit_amax(source, c);
     /* query heads that share a head of K, and of V */
     emit_number(source, c->heads / max64(c->key_heads, 1), "k_group_size");
     emit_number(source, c->heads / max64(c->value_heads, 1), "v_group_size");

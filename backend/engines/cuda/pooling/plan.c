@@ -113,7 +113,7 @@ static bool backward_fits(const struct pooling *w) {
 
 /* True if windows have no gaps, whole steps and few taps, and padding does not change results. Edge padding, and means
    with padding of minus infinity, change numbers at the border. */
-bool pooling_is_pool(const struct pooling *w) {
+static bool is_pool(const struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     bool excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
     bool is_mean = excludes || g->mode == WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING;
@@ -138,7 +138,7 @@ static void find_patch(struct pooling *w) {
         bool is_dense = g->step[i] == 1 && g->taps[i] > 1;
         w->patch[i] = i > 0 && g->y.size[i] > 1 && is_small && (i == 2 || is_dense) ? 2 : 1;
     }
-    if (!pooling_is_pool(w))
+    if (!is_pool(w))
         return;
     if (g->backward && !backward_fits(w))
         w->patch[1] = w->patch[2] = 1;

@@ -118,8 +118,6 @@ bool pooling_finds_first(const struct pooling *w);
 weftStatus_t pooling_split(struct pooling passes[2], const struct pooling *w, struct arena *arena);
 /* Number of work items of threads: patches of runs of channels. */
 int64_t pooling_items(const struct pooling *w);
-/* True if windows have no gaps, whole steps and few taps, and padding does not change results. */
-bool pooling_is_pool(const struct pooling *w);
 /* True if the channels of all positions are contiguous. */
 bool pooling_is_packed_last(const struct resample_geometry *g, const struct resample_operand *operand);
 

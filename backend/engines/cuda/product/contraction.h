@@ -178,8 +178,6 @@ bool contraction_may_alias(const struct step *step, int in, int out);
 
 /* Emits the beginning of every kernel. */
 void contraction_emit_begin(struct kernel_source *source, const struct contraction *c);
-/* Emits the integer type that numbers tiles or results, of which there are at most `most`. */
-void contraction_emit_position(struct kernel_source *source, int64_t most);
 /* Begins the build of a step: allocates its state and returns its first kernel, or NULL, with a note in the step's
    detail, for an empty result. */
 weftStatus_t contraction_add_kernel(struct cuda_kernel **kernel, struct step *step, const struct contraction *c,

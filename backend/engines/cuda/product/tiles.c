@@ -47,8 +47,9 @@ void contraction_emit_epilogue(struct kernel_source *source, const struct contra
     emit_constant(source, "FETCHED_WORDS", 0);
 }
 
-/* 32-bit divisions are one multiplication. */
-void contraction_emit_position(struct kernel_source *source, int64_t most) {
+/* Emits the integer type that numbers tiles or results, of which there are at most `most`: 32-bit divisions are one
+   multiplication. */
+static void emit_position(struct kernel_source *source, int64_t most) {
     text_add(&source->constants, "using position = %s;\n", most < INT32_MAX ? "u32" : "i64");
 }
 
@@ -123,7 +124,7 @@ weftStatus_t contraction_end_tiles(struct kernel_source *source, struct cuda_ker
     emit_divisor(source, GROUP_TILES * tiles[1], "tiles_per_group");
     emit_divisor(source, tiles[2], "batches");
     emit_number(source, all, "tiles");
-    contraction_emit_position(source, all);
+    emit_position(source, all);
     TRY(is_mma ? kernel_finish(source, kernel, "product/portable_mma.cuh", "portable_mma", arena)
                : kernel_finish(source, kernel, "product/portable_fma.cuh", "portable_fma", arena));
     /* Shared memory is static: at most 48 KB, which every chip provides without opting in. */
@@ -159,7 +160,7 @@ weftStatus_t contraction_add_combine(struct step *step, const struct contraction
     emit_number(&source, runs, "runs");
     emit_number(&source, sharers, "sharers");
     emit_number(&source, divide_up(c->splits, sharers), "parts_each");
-    contraction_emit_position(&source, contraction_elements(c));
+    emit_position(&source, contraction_elements(c));
     TRY(kernel_finish(&source, kernel, "product/combine_splits.cuh", "combine_splits", arena));
     contraction_set_launch(kernel, contraction_grid(divide_up(runs, together)), COMBINE_THREADS, 0);
     int64_t bytes = contraction_elements(c) * c->splits * contraction_sum_bytes(c);

@@ -263,7 +263,8 @@ static void narrow_vectors(struct schedule *s) {
 
 /* ---- Unaligned rows ---------------------------------------------------------------------------------------------- */
 
-bool schedule_reads_parts(const struct schedule *s) {
+/* True if a value is read whose parts are stored separately: vectors then must stay within one part. */
+static bool reads_parts(const struct schedule *s) {
     for (int k = 0; k < s->rows->operand_count; k++)
         if (s->nest.operands[k].parts)
             return true;
@@ -320,7 +321,7 @@ static bool find_leader(const struct schedule *s, int *leader, int64_t *widest, 
    tail cost more than wider vectors save. */
 void schedule_allow_unaligned(struct schedule *s) {
     int64_t widest = 1, margin = 0;
-    bool is_one_dim = !s->nest.is_columns && s->nest.rank == s->nest.row_dims + 1 && !schedule_reads_parts(s);
+    bool is_one_dim = !s->nest.is_columns && s->nest.rank == s->nest.row_dims + 1 && !reads_parts(s);
     if (!is_one_dim || (s->passes.column_sums && s->nest.row_dims > 1) ||
         !find_leader(s, &s->unaligned.leader, &widest, &margin))
         return;
@@ -348,8 +349,8 @@ static bool may_overlap(const struct schedule *s, const struct operand *operand)
    begin, and loads stop before the last row in memory. */
 void schedule_allow_overlap(struct schedule *s) {
     int64_t widest = 1, rows = s->nest.extents[0];
-    bool is_allowed = s->nest.is_columns && s->nest.row_dims == 1 && s->passes.count == 1 && s->passes.storing < 0 &&
-                      !schedule_reads_parts(s);
+    bool is_allowed =
+        s->nest.is_columns && s->nest.row_dims == 1 && s->passes.count == 1 && s->passes.storing < 0 && !reads_parts(s);
     for (int k = 0; k < s->rows->operand_count && is_allowed; k++) {
         const struct operand *operand = &s->nest.operands[k];
         if (operand->is_store || !rows_find(s->rows, operand->value)->is_needed)

@@ -150,8 +150,6 @@ void schedule_allow_overlap(struct schedule *s);
 
 /* True if operand k is a part of a split value other than the first, or the coordinate that selects the part. */
 bool schedule_is_part(const struct schedule *s, int k);
-/* True if a value is read whose parts are stored separately: vectors then must stay within one part. */
-bool schedule_reads_parts(const struct schedule *s);
 
 /* The dim along which vectors are loaded. */
 static inline int schedule_fast_dim(const struct schedule *s) {

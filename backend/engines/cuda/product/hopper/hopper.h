@@ -160,8 +160,6 @@ int64_t hopper_tiles_along(const struct hopper *h, enum index index);
    concurrent tiles span few rows and columns, whose operands stay in L2. It is 1 if blocks keep to their columns: in
    row-major order, a multiple of the tiles per row assigns the same column to each cluster again. */
 int64_t hopper_raster_rows(const struct hopper *h, const struct device *device, int64_t tiles_m, int64_t tiles_n);
-/* Number of epilogue operands in memory. */
-int hopper_operands(const struct hopper *h);
 /* True if registers hold all epilogue operands of a narrow tile, loaded before the first product, in addition to its
    sums. Otherwise nothing would hide these loads, because no other tile's products overlap with them. */
 bool hopper_reads_tile(const struct hopper *h);

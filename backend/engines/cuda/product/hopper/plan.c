@@ -300,7 +300,8 @@ static double combine_seconds(double elements, int splits) {
     return splits == 1 ? 0 : COMBINE_SECONDS + elements * splits * 8 / L2_BYTES_PER_SECOND;
 }
 
-int hopper_operands(const struct hopper *h) {
+/* Number of epilogue operands in memory. */
+static int memory_operands(const struct hopper *h) {
     int count = 0;
     for (int k = 0; k < h->c.epilogue.count; k++)
         count += h->c.epilogue.at[k].role != EPILOGUE_REDUCED;
@@ -385,13 +386,13 @@ static bool reductions_fit(const struct hopper *h, const struct hopper_tile *til
         (has_columns && columns > 192 && fetched_words(h) > FETCHED_WORDS_MAX_WITH_REDUCTIONS))
         return false;
     return has_others ? tile->row_blocks == 1 || tile->columns < 128 || tile_is_pingpong(tile)
-                      : groups <= 2 || columns < 192 || hopper_operands(h) < 2;
+                      : groups <= 2 || columns < 192 || memory_operands(h) < 2;
 }
 
 /* Two wide blocks of rows need two sets of addresses; ping-pong prefetches less. */
 static bool operands_fit(const struct hopper *h, const struct hopper_tile *tile) {
     int most = !tile_is_pingpong(tile) ? 2 : fetched_words(h) > 4 ? 3 : 4;
-    return tile->row_blocks == 1 || tile->columns < 128 || hopper_operands(h) <= most;
+    return tile->row_blocks == 1 || tile->columns < 128 || memory_operands(h) <= most;
 }
 
 /* True if registers hold two steps of A besides the accumulators; reductions need some more. A step of A is 16
@@ -430,7 +431,7 @@ static bool epilogue_fits(const struct hopper *h, const struct hopper_tile *tile
     bool is_wide = tile->row_blocks * tile->columns > 128 || tile->rows / tile->row_blocks > 128;
     if (is_wide && fetched_words(h) > FETCHED_WORDS_MAX)
         return false;
-    if (has_many_accumulators(tile) && (hopper_operands(h) > 1 || !hopper_find_store(h)))
+    if (has_many_accumulators(tile) && (memory_operands(h) > 1 || !hopper_find_store(h)))
         return false;
     return reductions_fit(h, tile) && operands_fit(h, tile);
 }
