@@ -88,7 +88,7 @@ DEVICE void store_gradients(const P &a, const position &at, const lengths &used,
     for (int m = 0; m < M_TILES; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int row = first + 16 * m + lane() / 4 + 8 * h;
+            const int row = first + 16 * m + score_row(h);
             if (row >= (KV_RESIDENT ? a.keys : a.queries))
                 continue;
             const bool is_used = row < resident_in_use(used); /* ragged rows past the end belong to other entries */

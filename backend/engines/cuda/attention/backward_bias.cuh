@@ -127,8 +127,7 @@ template <class P> DEVICE void compute_bias(const P &a, memory &shared) {
         for (int j = 0; j < N; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                shared
-                    .sums[(warp_first + 16 * m + lane() / 4 + e / 2 * 8) * MEMORY.sum_pitch + score_column(j) + e % 2] =
+                shared.sums[(warp_first + 16 * m + score_row(e / 2)) * MEMORY.sum_pitch + score_column(j) + e % 2] =
                     sums[m][j][e];
     __syncthreads();
     store_tile(a, at, shared);

@@ -238,7 +238,7 @@ template <class P>
 DEVICE void clear_rows(const P &a, const position &at, i64 key_head, const lengths &used, int first, row_state &rows) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int i = first + lane() / 4 + 8 * h;
+        const int i = first + score_row(h);
         const query_row row = row_of(a, key_head, min(i, (int)a.rows - 1));
         rows.resident[h] = resident_row_of(a, used, at.batch, row.head, row.query);
         if (i >= a.rows)
@@ -286,7 +286,7 @@ DEVICE void add_slice(const P &a, const Q &q, const slice &from, const float *sc
 DEVICE void store_partial_sums(partial_sums &to, int first, row_state &rows, const sum_t (&o)[VALUES / 8][4]) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int row = first + lane() / 4 + 8 * h;
+        const int row = first + score_row(h);
         const sum_t sum = quad_sum(rows.row_sum[h]);
         if (lane() % 4 == 0)
             to.row_max[row] = rows.row_max[h], to.sum[row] = sum;

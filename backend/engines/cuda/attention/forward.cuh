@@ -186,7 +186,7 @@ DEVICE void store_rows(const P &a, const position &at, const lengths &used, row_
                        int first, largest &amax) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int row = first + lane() / 4 + 8 * h;
+        const int row = first + score_row(h);
         const sum_t sum = quad_sum(rows.row_sum[h]);
         if (row >= a.rows)
             continue;
@@ -252,7 +252,7 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
     for (int m = 0; m < M_TILES; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int i = resident_first + 16 * m + lane() / 4 + 8 * h;
+            const int i = resident_first + 16 * m + score_row(h);
             const query_row row = row_of(a, at, min(i, last - 1));
             rows[m].resident[h] = resident_row_of(a, used, at.batch, row.head, row.query);
             if (i >= last)

@@ -204,7 +204,7 @@ struct score_rows {
         for (int m = 0; m < M_TILES; m++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const int i = from + 16 * m + lane() / 4 + 8 * h, row = min(i, last);
+                const int i = from + 16 * m + score_row(h), row = min(i, last);
                 resident[m][h] = resident_row_of(a, used, batch, head, row);
                 if (i > last)
                     resident[m][h].visible = span{0, 0};

@@ -7,6 +7,7 @@
    Two arithmetics: tensor cores for f16 and bf16, fused multiply-adds for float and double. */
 
 DEVICE int lane() { return (int)threadIdx.x % 32; }
+DEVICE int score_row(int h) { return lane() / 4 + 8 * h; }
 DEVICE int score_column(int j) { return 8 * j + lane() % 4 * 2; }
 
 /* ---- Tensor cores ---- */

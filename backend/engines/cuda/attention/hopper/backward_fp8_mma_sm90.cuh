@@ -1,6 +1,6 @@
 /* backward_fp8_mma: FP8 operands of dQ for backward_sm90, with has_fp8_mma: K, which warpgroup 0 transposes, and dS */
 
-/* has_fp8_mma: loads the resident K in tiles, to be transposed for dQ. */
+/* Loads the resident K in tiles, to be transposed for dQ. */
 template <class P> DEVICE void load_kt(const P &p, const work &w, u32 base, const barriers &b) {
     arrive_expecting(b.kt_full, MEMORY.kt_bytes);
 #pragma unroll
@@ -29,7 +29,7 @@ DEVICE void issue_dq_fp8(float (&dq)[32], u32 base, u32 slot, int part) {
         mma_dq(dq, ds + k * 2, keys + k / 2 * (PANELS * FP8_TILE_BYTES >> 4) + k % 2 * 2);
 }
 
-/* has_fp8_mma: dS as FP8, as it is published: per 8 columns, two elements of a row and two of the row 8 below. */
+/* dS as FP8, as it is published: per 8 columns, two elements of a row and two of the row 8 below. */
 using fp8_words = u32[CONFIG.has_fp8_mma ? CONFIG.block_streamed / 8 : 1];
 DEVICE void widen_ds(p_tile &ds, const fp8_words &ds_fp8) {
 #pragma unroll
@@ -37,7 +37,8 @@ DEVICE void widen_ds(p_tile &ds, const fp8_words &ds_fp8) {
         ds[i] = widened_pair<ds_operand_t>((u16)(ds_fp8[i / 2] >> i % 2 * 16));
 }
 
-/* FP8 version, K-major: rows are queries, and keys r and r + 8 of a warp are adjacent, in the order of transpose_k. */
+/* Stores dS for dQ, K-major: rows are queries, and keys r and r + 8 of a warp are adjacent, in the order of
+   transpose_k. */
 DEVICE void store_ds_fp8(const fp8_words &ds_fp8, u32 s_ds, int half) {
     const u32 lane = lane_index(), chunk = (u32)half * 4 + (warp_index() & 3);
 #pragma unroll

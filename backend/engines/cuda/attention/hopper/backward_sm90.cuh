@@ -48,6 +48,7 @@
 
 #include "engines/cuda/attention/hopper/backward_geometry.h"
 #include "attention/block_mask.cuh"
+#include "attention/hopper/fragment_sm90.cuh"
 #include "attention/hopper/dropout_sm90.cuh"
 #include "attention/hopper/score_terms_sm90.cuh"
 #include "attention/hopper/backward_scores_sm90.cuh"

@@ -1,11 +1,5 @@
 /* backward_softmax: recomputes P from S for backward_sm90, and masks it */
 
-/* Position of a thread's elements: 4c + e is resident row + 8 (e / 2), streamed row 8c + column + e % 2. */
-struct fragment_position {
-    i32 row, column;
-    DEVICE fragment_position() : row(16 * (warp_index() & 3) + lane_index() / 4), column(2 * (lane_index() & 3)) {}
-};
-
 /* lse2 and delta of queries: in shared memory if queries are streamed, in registers if they are resident. */
 struct row_statistics {
     float lse2[2] = {}, delta[2] = {};
@@ -50,7 +44,7 @@ DEVICE void compute_p(s_tile &s, const row_statistics &resident_statistics, u32 
         for (int e = 0; e < 4; ++e) {
             float shift = lse2[e];
             if constexpr (HAS_ALIBI)
-                shift += alibi_step * (distance + (8 * c + e % 2 - e / 2 * 8));
+                shift += alibi_step * (distance + (fragment_column(4 * c + e) - fragment_row(e)));
             s[4 * c + e] = exp2_approx(s[4 * c + e] * scale2 - shift);
         }
     }
@@ -144,7 +138,7 @@ DEVICE void compute_p_with_terms(s_tile &s, derivative_pairs &derivatives, const
         row_statistics::load(lse2, s_lse2 + c * 32, resident_statistics.lse2);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const i32 column = min(streamed + at.column + 8 * c + e % 2, last_column);
+            const i32 column = min(streamed + at.column + fragment_column(4 * c + e), last_column);
             const i32 query = CONFIG.kv_resident ? column : rows[e / 2],
                       key = CONFIG.kv_resident ? rows[e / 2] : column;
             const float scaled = s[4 * c + e] * scale;
@@ -155,7 +149,7 @@ DEVICE void compute_p_with_terms(s_tile &s, derivative_pairs &derivatives, const
                 derivative[e] = derivative_at(p, batch, head, query, key, scaled);
             float shift = lse2[e];
             if constexpr (HAS_ALIBI)
-                shift += alibi_step * (distance + (8 * c + e % 2 - e / 2 * 8));
+                shift += alibi_step * (distance + (fragment_column(4 * c + e) - fragment_row(e)));
             s[4 * c + e] = exp2_approx(score * to_exponent - shift);
         }
         if constexpr (CONFIG.has_derivatives)

@@ -77,6 +77,7 @@ using sum_t = float;
 constexpr int K_PAGE = 0, V_PAGE = 0; /* no paged KV cache */
 
 #include "attention/scales.cuh"
+#include "attention/hopper/fragment_sm90.cuh"
 #include "attention/hopper/dropout_sm90.cuh"
 #include "attention/hopper/score_terms_sm90.cuh"
 #include "attention/hopper/forward_tiles_sm90.cuh"
@@ -514,11 +515,11 @@ template <class P> DEVICE float scale_of_products(const P &a, const tile &t) {
 
 /* Transforms products into scores. Elements beyond the tensors read the last bias element; they are masked later. */
 template <class P> DEVICE void add_terms(consumer &c, const P &a, const tile &t, i32 first_query, i32 block) {
-    const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2), last_key = (i32)a.keys - 1;
+    const i32 column = block * BLOCK_K + first_column_of_thread(), last_key = (i32)a.keys - 1;
     terms_of_row rows[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        const i32 row = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + 8 * h;
+        const i32 row = first_query + first_row_of_thread() + 8 * h;
         rows[h].query = min(row, (i32)a.queries - 1);
         rows[h].bias = bias_row(a, t.batch, t.head, rows[h].query, false);
     }
@@ -588,26 +589,23 @@ struct capped_exponent {
 };
 
 DEVICE alibi_of_rows find_alibi(float slope, i32 first_query, i32 block) {
-    const i32 row = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4);
-    const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2);
+    const i32 row = first_query + first_row_of_thread(), column = block * BLOCK_K + first_column_of_thread();
     return HAS_ALIBI ? alibi_of_rows{slope, {slope * (float)(column - row), slope * (float)(column - row - 8)}}
                      : alibi_of_rows{};
 }
 
 /* Applies -inf biases that add_terms did not test for: there, a score that was NaN or +inf became NaN. */
 template <class P> DEVICE void hide_by_bias(s_tile &s, const P &a, const tile &t, i32 first_query, i32 block) {
-    const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2);
+    const i32 column = block * BLOCK_K + first_column_of_thread();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        const i32 row = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + 8 * h;
+        const i32 row = first_query + first_row_of_thread() + 8 * h;
         const bias_offset bias = bias_row(a, t.batch, t.head, min(row, (i32)a.queries - 1), false);
-#pragma unroll
-        for (int j = 0; j < BLOCK_K / 8; ++j)
-#pragma unroll
-            for (int e = 0; e < 2; ++e)
-                if (s[4 * j + 2 * h + e] != s[4 * j + 2 * h + e] &&
-                    bias_at<false>(a, bias, min(column + 8 * j + e, (i32)a.keys - 1)) == minus_infinity())
-                    s[4 * j + 2 * h + e] = minus_infinity();
+        visit_row<BLOCK_K / 2>(h, [&](int i) {
+            if (s[i] != s[i] &&
+                bias_at<false>(a, bias, min(column + fragment_column(i), (i32)a.keys - 1)) == minus_infinity())
+                s[i] = minus_infinity();
+        });
     }
 }
 
@@ -616,8 +614,7 @@ constexpr int KEEP_WORDS = HAS_DROPOUT ? (BLOCK_K + 63) / 64 : 1;
 /* Computes which elements of a block dropout keeps. */
 template <class P>
 DEVICE void compute_block_keep_mask(u32 (&keep_mask)[KEEP_WORDS], const P &a, const tile &t, i32 query, i32 block) {
-    const i32 row = query + (i32)(warp_index() % 4 * 16 + lane_index() / 4);
-    const i32 key = block * BLOCK_K + (i32)(lane_index() % 4 * 2);
+    const i32 row = query + first_row_of_thread(), key = block * BLOCK_K + first_column_of_thread();
     constexpr int REST = BLOCK_K % 64;
 #pragma unroll
     for (int i = 0; i < BLOCK_K / 64; ++i)
@@ -649,16 +646,14 @@ DEVICE bool is_masked(const bounds &b, i32 first_query, i32 block) {
 DEVICE void mask(s_tile &s, const bounds &b, i32 first_query, i32 block, float hidden) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        const i32 query = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + 8 * h;
-        const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2);
+        const i32 query = first_query + first_row_of_thread() + 8 * h;
+        const i32 column = block * BLOCK_K + first_column_of_thread();
         const i32 first = query + b.low - column,
                   last = query < b.queries || !HAS_SEQ_LEN_Q ? b.last_key(query) - column : 0;
-#pragma unroll
-        for (int j = 0; j < BLOCK_K / 8; ++j)
-#pragma unroll
-            for (int e = 0; e < 2; ++e)
-                if (8 * j + e >= last || (HAS_LEFT && 8 * j + e < first))
-                    s[4 * j + 2 * h + e] = hidden;
+        visit_row<BLOCK_K / 2>(h, [&](int i) {
+            if (fragment_column(i) >= last || (HAS_LEFT && fragment_column(i) < first))
+                s[i] = hidden;
+        });
     }
     fence_registers(s);
 }

@@ -9,7 +9,7 @@
    EARLY_EXPS  the number of a thread's scores that are exponentiated while the previous MMA still reads P, into
                separate registers. Only the fast path does so, and whether it was the fast path is known only after the
                wait
-   Layout      element [4j + 2h + e] of an accumulator is row 16 warp + lane / 4 + 8h, column 8j + 2 (lane % 4) + e */
+   Layout      of accumulators: see fragment_sm90 */
 
 using s_tile = float[BLOCK_K / 2];
 using p_tile = u32[BLOCK_K * sizeof(in_t) / 8]; /* A operand fragments of 16 or 32 keys */
@@ -47,7 +47,7 @@ struct alibi_of_rows {
 
 /* The part of exponent i that does not depend on the score; `first`: ALiBi of the row's first column minus row_max. */
 DEVICE float alibi_term(float slope, int i, float first) {
-    return HAS_ALIBI ? fmaf(slope, (float)(i / 4 * 8 + i % 2), first) : first;
+    return HAS_ALIBI ? fmaf(slope, (float)fragment_column(i), first) : first;
 }
 
 template <class T, int N> DEVICE void fence_registers(T (&r)[N]) {
