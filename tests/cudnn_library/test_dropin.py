@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+from pathlib import Path
+from zipfile import ZipFile
 
+import pytest
 from commands import ROOT, run
 from cudnn_functions import FOLDER
 
@@ -44,3 +48,33 @@ def test_doctor_reports_the_library() -> None:
     text = python("-m", "weft", "cudnn", "run", "-m", "weft", "doctor")
     assert f"\nlibcudnn.so.9 {LIBRARY}: computed by Weft\n" in text
     assert "\nlibcudnn.so.9 " not in python("-m", "weft", "doctor")
+
+
+@pytest.mark.nightly
+def test_wheel_is_found_first(tmp_path: Path) -> None:
+    """Made of a copy of build/release: Ninja finds the objects there, compiled by the same commands."""
+    build = tmp_path / "build"
+    shutil.copytree(ROOT / "build/release", build, symlinks=True)
+    cache = build / "CMakeCache.txt"
+    cache.write_text(cache.read_text().replace(str(ROOT / "build/release"), str(build)))
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+    ]
+    run(*pip, f"-Cbuild-dir={build}", "-Ccmake.define.WEFT_PYTHON_LIB_DIR=", "-w", tmp_path, "compat/cudnn")
+    (wheel,) = tmp_path.glob("weft_cudnn-*.whl")
+    with ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+        names = {name.split("/")[0] for name in archive.namelist()}
+    assert names == {"weft_cudnn", wheel.name.split("-py3")[0] + ".dist-info"}  # nothing below nvidia/
+    libraries = sorted(path.name for path in (tmp_path / "site/weft_cudnn/lib").iterdir())
+    assert libraries == sorted(path.name for path in FOLDER.glob("*.so.9"))
+    paths = f"{tmp_path / 'site'}{os.pathsep}{PATHS}"
+    program = "import weft.dropin; print(weft.dropin.library())"
+    answer = run(sys.executable, "-c", program, PYTHONPATH=paths, WEFT_DEVICE="cpu")
+    assert answer == f"{tmp_path / 'site/weft_cudnn/lib/libcudnn.so.9'}\n"
