@@ -615,6 +615,49 @@ def test_reduce_tensor_with_indices(api: Api, op: int, index_type: int, dtype: A
         )
 
 
+# ---- Causal convolution ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize("activation", [0, 1])
+@pytest.mark.parametrize("family", ["CausalConv1d", "CausalConv1dNwh"])
+def test_causal_convolution(api: Api, family: str, activation: int, dtype: Any) -> None:
+    batch, channels, steps, taps = sizes = (2, 6, 20, 4)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    x, dy = (normal(batch, channels, steps, dtype=dtype) for _ in range(2))
+    w, bias = normal(channels, taps, dtype=dtype) / 2, normal(channels, dtype=dtype)
+    exact, exact_w, exact_bias = (t.double().requires_grad_() for t in (x, w, bias))
+    padded = F.pad(exact, (taps - 1, 0))
+    expected = F.conv1d(padded, exact_w.unsqueeze(1), exact_bias, groups=channels)
+    expected = F.silu(expected) if activation else expected
+    gradients = torch.autograd.grad(expected, (exact, exact_w, exact_bias), dy.double(), retain_graph=True)
+    is_last = family.endswith("Nwh")
+
+    def stored(t: Any) -> Any:
+        return t.transpose(-1, -2).contiguous() if is_last else t.clone()
+
+    def read(t: Any) -> Any:
+        return t.transpose(-1, -2) if is_last else t
+
+    # Gradients of filters and bias are added to what is stored.
+    y, dx, dw, db = (
+        stored(x),
+        stored(x),
+        stored(torch.ones(channels, taps, dtype=wide)),
+        torch.ones_like(bias, dtype=wide),
+    )
+    memory = stored(x), stored(w), bias, stored(dy)
+    operands = [at(t) for t in memory]
+    kinds = TYPES[dtype], TYPES[wide]
+    library = api.library
+    getattr(library, f"{family}Forward")(None, *operands[:3], at(y), *sizes, kinds[0], activation)
+    close(read(y), expected, EPSILON[dtype])
+    getattr(library, f"{family}Backward")(None, *operands, at(dx), at(dw), at(db), *sizes, *kinds, activation)
+    close(read(dx), gradients[0], EPSILON[dtype])
+    close(read(dw), gradients[1] + 1, EPSILON[dtype])
+    close(db, gradients[2] + 1, EPSILON[dtype])
+
+
 # ---- Dropout -----------------------------------------------------------------------------------------------
 
 

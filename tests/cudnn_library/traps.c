@@ -236,6 +236,44 @@ static void test_threads_share_a_handle(cudnnHandle_t handle) {
         pthread_join(threads[i], NULL);
 }
 
+/* Programs without TF32 reject engines with the note TENSOR_CORE, and PyTorch and XLA always reject
+   DOWN_CONVERT_INPUTS: of the engines of a GPU, one must remain for each. Needs no GPU, only its description. */
+static void test_notes_of_the_engines_of_a_gpu(void) {
+    static const char json[] = "{\"kind\":\"cuda\",\"arch\":\"sm_90\"}";
+    int64_t engines = 0, exact = 0, rounded = 0, count;
+    cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
+    desc X = tensor('x', false, N, C, H, H), W = tensor('w', false, K, C, 1, 1), Y = tensor('y', false, N, K, H, H);
+    desc op = convolution(X, W, Y), graph = create(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+    desc device = create(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
+    set(device, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, sizeof json - 1, json);
+    finalize(device);
+    set_desc(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, op);
+    finalize(graph);
+    EXPECT(!cudnnBackendGetAttribute(graph, CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT, CUDNN_TYPE_INT64, 1, NULL,
+                                     &engines));
+    for (int64_t i = 0; i < engines; i++) {
+        desc engine = create(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+        set_desc(engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH, graph);
+        set(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &i);
+        set_desc(engine, CUDNN_ATTR_ENGINE_DEVICEPROP, device);
+        if (cudnnBackendFinalize(engine) == CUDNN_STATUS_SUCCESS) {
+            bool has_tensor_cores = false, is_accepted = true;
+            EXPECT(!cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                                             CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &count, notes));
+            for (int64_t n = 0; n < count; n++) {
+                has_tensor_cores |= notes[n] == CUDNN_NUMERICAL_NOTE_TENSOR_CORE;
+                is_accepted &= notes[n] != CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS &&
+                               notes[n] != CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
+            }
+            exact += is_accepted && !has_tensor_cores;
+            rounded += is_accepted && has_tensor_cores;
+        }
+        cudnnBackendDestroyDescriptor(engine);
+    }
+    EXPECT(exact >= 1 && rounded >= 1);
+    destroy(6, (desc[]){X, W, Y, op, graph, device});
+}
+
 /* ---- Single details ---------------------------------------------------------------------------------------------- */
 
 /* NVIDIA's frontend permutes the strides of inputs for virtual tensors, which may give two elements one location. */
@@ -402,6 +440,7 @@ int main(void) {
     test_missing_functions_are_named();
     test_descriptors_return_what_was_set();
     test_genstats_math();
+    test_notes_of_the_engines_of_a_gpu();
     test_overridden_shapes();
     test_device_properties_are_of_a_gpu();
     test_virtual_strides_may_overlap(handle);

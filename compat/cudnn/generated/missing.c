@@ -138,34 +138,6 @@ cudnnStatus_t cudnnB2BCausalConv1dForward(cudaStream_t a0, const void *a1, const
     return report_missing("cudnnB2BCausalConv1dForward");
 }
 
-cudnnStatus_t cudnnCausalConv1dBackward(cudaStream_t a0, const void *a1, const void *a2, const void *a3, const void *a4,
-    void *a5, void *a6, void *a7, int a8, int a9, int a10, int a11, cudnnDataType_t a12, cudnnDataType_t a13,
-    cudnnCausalConv1dActivation_t a14) {
-    (void)a0; (void)a1; (void)a2; (void)a3; (void)a4; (void)a5; (void)a6; (void)a7; (void)a8; (void)a9; (void)a10;
-    (void)a11; (void)a12; (void)a13; (void)a14;
-    return report_missing("cudnnCausalConv1dBackward");
-}
-
-cudnnStatus_t cudnnCausalConv1dForward(cudaStream_t a0, const void *a1, const void *a2, const void *a3, void *a4, int
-    a5, int a6, int a7, int a8, cudnnDataType_t a9, cudnnCausalConv1dActivation_t a10) {
-    (void)a0; (void)a1; (void)a2; (void)a3; (void)a4; (void)a5; (void)a6; (void)a7; (void)a8; (void)a9; (void)a10;
-    return report_missing("cudnnCausalConv1dForward");
-}
-
-cudnnStatus_t cudnnCausalConv1dNwhBackward(cudaStream_t a0, const void *a1, const void *a2, const void *a3, const
-    void *a4, void *a5, void *a6, void *a7, int a8, int a9, int a10, int a11, cudnnDataType_t a12, cudnnDataType_t a13,
-    cudnnCausalConv1dActivation_t a14) {
-    (void)a0; (void)a1; (void)a2; (void)a3; (void)a4; (void)a5; (void)a6; (void)a7; (void)a8; (void)a9; (void)a10;
-    (void)a11; (void)a12; (void)a13; (void)a14;
-    return report_missing("cudnnCausalConv1dNwhBackward");
-}
-
-cudnnStatus_t cudnnCausalConv1dNwhForward(cudaStream_t a0, const void *a1, const void *a2, const void *a3, void *a4, int
-    a5, int a6, int a7, int a8, cudnnDataType_t a9, cudnnCausalConv1dActivation_t a10) {
-    (void)a0; (void)a1; (void)a2; (void)a3; (void)a4; (void)a5; (void)a6; (void)a7; (void)a8; (void)a9; (void)a10;
-    return report_missing("cudnnCausalConv1dNwhForward");
-}
-
 cudnnStatus_t cudnnFFTCausalConv1dBackward(cudaStream_t a0, const void *a1, const void *a2, const void *a3, void *a4,
     void *a5, int a6, int a7, int a8, int a9, cudnnDataType_t a10) {
     (void)a0; (void)a1; (void)a2; (void)a3; (void)a4; (void)a5; (void)a6; (void)a7; (void)a8; (void)a9; (void)a10;

@@ -27,7 +27,7 @@ static bool query_device(const char *library, const char *name, int *device) {
 
 /* The device of the thread's context. Threads without a context, such as those of PyTorch's autograd, get the device
    that the CUDA run-time would use, and its context, as with cuDNN. 0 if neither is known. */
-static int current_device(void) {
+int handle_current_device(void) {
     static const char *const runtimes[] = {"libcudart.so.13", "libcudart.so.12"};
     int device = 0;
     if (query_device("libcuda.so.1", "cuCtxGetDevice", &device))
@@ -55,7 +55,7 @@ static cudnnStatus_t create(cudnnHandle_t *handle) {
     if (!created)
         return fail_with(CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED, "cudnnCreate: out of memory.");
     cudnnStatus_t status = from_weft(weftCreateForDevice(&created->weft, is_cpu ? WEFT_DEVICE_CPU : WEFT_DEVICE_CUDA,
-                                                         is_cpu ? 0 : current_device()));
+                                                         is_cpu ? 0 : handle_current_device()));
     if (status) {
         free(created);
         return CUDNN_STATUS_NOT_INITIALIZED;

@@ -36,4 +36,7 @@ static inline bool handle_is_live(cudnnHandle_t handle) { return handle && handl
 /* Memory of the handle's device for work on its current stream; owned by the handle. */
 cudnnStatus_t handle_scratch(cudnnHandle_t handle, size_t bytes, void **memory);
 
+/* The device on which cudnnCreate creates a handle now. */
+int handle_current_device(void);
+
 #endif
