@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import ctypes as C
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from commands import ROOT
 
-FOLDER = ROOT / "build/release/cudnn"
+# Another build, such as one with sanitizers.
+FOLDER = Path(os.environ.get("WEFT_TEST_CUDNN", ROOT / "build/release/cudnn"))
 HEADERS = ROOT / "compat/cudnn/include"
 NUMBERS = {
     "float": C.c_float,

@@ -145,6 +145,23 @@ def test_program_for_cudnn_runs_under_sanitizers() -> None:
     assert run(program, WEFT_DEVICE="cpu", UBSAN_OPTIONS="print_stacktrace=1") == "0 failures\n"
 
 
+@pytest.mark.slow
+def test_legacy_functions_under_sanitizers() -> None:
+    """The tests of test_legacy.py, in a process that has loaded the sanitizer before Python."""
+    pytest.importorskip("torch")
+    runtime = Path(run(CC, "-print-file-name=libasan.so").strip())
+    if not runtime.is_absolute():
+        pytest.skip("the compiler has no libasan.so")
+    run("make", "sanitize", "ONLY=cudnn_traps")
+    environment = {
+        "LD_PRELOAD": runtime,
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python and PyTorch leak
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+        "WEFT_TEST_CUDNN": ROOT / "build/asan/cudnn",
+    }
+    run(sys.executable, "-m", "pytest", "-q", "tests/cudnn_library/test_legacy.py", "-n0", **environment)
+
+
 PARTED = """
 #include <cudnn_ops.h>
 #include <cudnn_cnn.h>
