@@ -9,7 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import weft
 from commands import ROOT
+from weft import backend
 
 # Another build, such as one with sanitizers.
 FOLDER = Path(os.environ.get("WEFT_TEST_CUDNN", ROOT / "build/release/cudnn"))
@@ -37,12 +39,45 @@ def type_of(text: str) -> Any:
     return NUMBERS.get(text, C.c_int)
 
 
+class DeviceMemory:
+    """Copies of host memory on a GPU, for functions that take addresses: written before each call, and read
+    after it."""
+
+    def __init__(self) -> None:
+        self.handle = weft.create_handle("cuda")
+        self.blocks: dict[int, tuple[int, int]] = {}  # by host address: device address, bytes
+        self.owners: list[Any] = []
+
+    def address(self, host: int, bytes_: int) -> int:
+        """The device address of a block of host memory."""
+        if host not in self.blocks:
+            self.owners.append(backend.allocate(self.handle, max(bytes_, 1)))
+            self.blocks[host] = int(backend.ffi.cast("uintptr_t", self.owners[-1])), bytes_
+        return self.blocks[host][0]
+
+    def write(self) -> None:
+        """Copies all blocks to the device."""
+        for host, (device, bytes_) in self.blocks.items():
+            backend.copy(self.handle, device, host, bytes_, 0)
+
+    def read(self) -> None:
+        """Copies all blocks back, after the work of the default stream."""
+        for host, (device, bytes_) in self.blocks.items():
+            backend.copy(self.handle, host, device, bytes_, 0)
+
+    def clear(self) -> None:
+        """Frees all blocks."""
+        self.blocks.clear()
+        self.owners.clear()
+
+
 class Library:
     """A loaded library; functions are attributes without the prefix cudnn, and raise on failure."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.loaded = C.CDLL(str(path))
+        self.memory: DeviceMemory | None = None
         self.rows = {row["name"]: row for row in table()}
         self.loaded.weftCudnnCallCount.argtypes = [C.c_char_p]
         self.loaded.weftCudnnCallCount.restype = C.c_long
@@ -60,7 +95,11 @@ class Library:
         function = self.function(f"cudnn{name}")
 
         def call(*arguments: Any) -> None:
+            if self.memory:
+                self.memory.write()
             status = function(*arguments)
+            if self.memory:
+                self.memory.read()
             if status:
                 raise CudnnError(name, status, self.message())
 

@@ -10,6 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import emulated_gpu
 import pytest
 from commands import ROOT, run
 from cudnn_functions import FOLDER, HEADERS, Library, table
@@ -160,6 +161,22 @@ def test_legacy_functions_under_sanitizers() -> None:
         "WEFT_TEST_CUDNN": ROOT / "build/asan/cudnn",
     }
     run(sys.executable, "-m", "pytest", "-q", "tests/cudnn_library/test_legacy.py", "-n0", **environment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "selected",
+    [
+        "dropout or add_scale_fill or causal_convolution and dtype1",
+        pytest.param("", marks=pytest.mark.nightly),
+    ],
+)
+def test_legacy_functions_on_the_emulated_gpu(selected: str) -> None:
+    """The tests of test_legacy.py with kernels for a GPU; TF32 is off, because they compare floats."""
+    pytest.importorskip("torch")
+    environment = {**emulated_gpu.environment(), "NVIDIA_TF32_OVERRIDE": "0"}
+    tests = ["-q", "-n0", "tests/cudnn_library/test_legacy.py", *(["-k", selected] if selected else [])]
+    assert "PASSED" in run(sys.executable, "-m", "pytest", "-rA", *tests, **environment)
 
 
 PARTED = """

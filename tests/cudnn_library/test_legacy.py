@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes as C
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from cudnn_functions import CudnnError, Library, ints
+from cudnn_functions import CudnnError, DeviceMemory, Library, ints
 
 torch: Any = pytest.importorskip("torch")
 F: Any = torch.nn.functional
@@ -25,9 +26,19 @@ MAX, AVERAGE_WITH_PADDING, AVERAGE_WITHOUT_PADDING, MAX_DETERMINISTIC = range(4)
 RELU = 1
 
 
+# With WEFT_TEST_DEVICE=cuda, addresses are those of copies on the GPU.
+MEMORY: DeviceMemory | None = None
+
+
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _seed(cudnn: Library) -> Iterator[None]:
+    global MEMORY
+    if os.environ.get("WEFT_TEST_DEVICE") == "cuda" and MEMORY is None:
+        MEMORY = cudnn.memory = DeviceMemory()
     torch.manual_seed(0)
+    yield
+    if MEMORY:
+        MEMORY.clear()
 
 
 class Api:
@@ -84,7 +95,10 @@ def api(cudnn: Library, handle: C.c_void_p) -> Api:
 
 def at(t: Any) -> Any:
     """The address of a tensor's elements."""
-    return None if t is None else C.c_void_p(t.data_ptr())
+    if t is None:
+        return None
+    size = t.untyped_storage().nbytes()
+    return C.c_void_p(MEMORY.address(t.data_ptr(), size) if MEMORY else t.data_ptr())
 
 
 def number(value: float, t: Any) -> Any:
