@@ -17,7 +17,7 @@ static void separate(struct text *out, size_t start) {
         text_add(out, ",\n");
 }
 
-/* "key":"value", with null for NULL. */
+/* Adds "key":"value", with null for NULL. */
 static void member(struct text *out, const char *key, const char *value) {
     text_add(out, "\"%s\":", key);
     text_json_string(out, value);

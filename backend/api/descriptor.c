@@ -93,7 +93,7 @@ weftStatus_t weftBackendBuildDescriptor(weftBackendDescriptorType_t kind, int64_
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Only for finalized descriptors. Elements are copied; `count` receives the number that exist. */
+/* Works only on finalized descriptors. Elements are copied; `count` receives the number that exist. */
 weftStatus_t weftBackendGetAttribute(weftBackendDescriptor_t descriptor, weftBackendAttributeName_t name,
                                      weftBackendAttributeType_t type, int64_t requested, int64_t *count,
                                      void *elements) {

@@ -94,8 +94,8 @@ weftStatus_t weftGetExecutionPlanWorkspaceSize(weftHandle_t handle, weftBackendD
 
 /* One engine's answer as a JSON object. */
 static weftStatus_t add_answer(struct text *text, const struct graph *graph, const struct device *device, int index) {
-    /* A draft has costs and steps, but no memory or code of a device, so chips that are not present are supported,
-       too. */
+    /* Device memory and code are not needed for a draft, which has only costs and steps, so chips that are not present
+       are supported, too. */
     struct draft draft;
     struct arena arena = {0};
     struct knob_choices none = {0};

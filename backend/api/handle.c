@@ -94,7 +94,7 @@ weftStatus_t weftDestroy(weftHandle_t handle) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Atomic: a thread may set the stream while another one starts a plan with this handle, which then uses either
+/* The stream is atomic: a thread may set it while another one starts a plan with this handle, which then uses either
    stream. */
 weftStatus_t weftSetStream(weftHandle_t handle, weftStream_t stream) {
     status_clear();

@@ -99,7 +99,7 @@ weftStatus_t weftMeasure(weftBackendDescriptor_t plan, int64_t count, const uint
 
 enum { MARKS_MAX = 65536 }; /* number of events; a driver uses a few hundred bytes for each */
 
-/* Sums over runs, by step. */
+/* Sums over all runs, by step. */
 struct clocked {
     double last, *seconds;
 };

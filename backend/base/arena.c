@@ -16,7 +16,7 @@ enum { BLOCK_BYTES = 256, MOST_BYTES = 64 << 10, ALIGNMENT = 16 };
 /* One allocation. Only the newest block has space for further requests. */
 struct arena_block {
     struct arena_block *next;
-    /* In bytes, both multiples of ALIGNMENT. */
+    /* Both are in bytes and multiples of ALIGNMENT. */
     size_t used, capacity;
     alignas(ALIGNMENT) unsigned char bytes[];
 };

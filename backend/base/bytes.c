@@ -46,7 +46,7 @@ void byte_put_raw(struct byte_writer *writer, const void *data, size_t bytes) {
     writer->length += bytes;
 }
 
-/* The lowest 1, 4 or 8 bytes of `value`. */
+/* Writes the lowest 1, 4 or 8 bytes of `value`. */
 static void put_little_endian(struct byte_writer *writer, uint64_t value, size_t bytes) {
     uint8_t encoded[8];
     for (size_t i = 0; i < bytes; i++)

@@ -26,7 +26,7 @@ void byte_put_u32(struct byte_writer *writer, uint32_t value);
 void byte_put_i64(struct byte_writer *writer, int64_t value);
 void byte_put_raw(struct byte_writer *writer, const void *data, size_t bytes);
 
-/* The length as int64, then the bytes. */
+/* Writes the length as int64, then the bytes. */
 void byte_put_block(struct byte_writer *writer, const void *data, size_t bytes);
 
 struct byte_reader {

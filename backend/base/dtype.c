@@ -163,7 +163,7 @@ INLINE uint64_t bits_of_f64(double value) {
     return bits;
 }
 
-/* Small floats with a sign: f16, bf16, e4m3, e5m2, e2m1. */
+/* Small signed floats: f16, bf16, e4m3, e5m2 and e2m1. */
 
 /* The exponent bias of the code: 15 for f16 and e5m2, 127 for bf16, 7 for e4m3, 1 for e2m1. */
 INLINE uint32_t bias_of(const struct dtype *row) { return (1u << (row->exponent_bits - 1)) - 1; }
@@ -298,7 +298,7 @@ INLINE uint32_t round_byte(weftDataType_t type, float value) {
     return bits_of_f32(value + 0x1.8p23f) & 0xff;
 }
 
-/* Sign-extended for narrow types; exact for all. */
+/* Loads any integer type exactly; narrow types are sign-extended. */
 INLINE int64_t load_integer(weftDataType_t type, const void *base, int64_t index) {
     const struct dtype *row = &DTYPES[type];
     if (row->bits == 64)
@@ -330,7 +330,7 @@ INLINE float widen_bf16(uint32_t code) {
     return f32_of_bits((bits & 0x7fffffff) > 0x7f800000 ? bits | 0x400000 : bits);
 }
 
-/* One element of any type. */
+/* Conversions of one element of any type. */
 
 INLINE double load(weftDataType_t type, const void *base, int64_t index) {
     switch (type) {
@@ -401,7 +401,7 @@ INLINE uint32_t narrow_bf16(float value) {
     return pick32((bits & 0x7fffffff) > 0x7f800000, quiet, rounded);
 }
 
-/* From float: the same values as through double, with lanes half as wide if possible. */
+/* Converts from float. Gives the same values as through double, with lanes half as wide if possible. */
 INLINE void store_f32(weftDataType_t type, void *base, int64_t index, float value) {
     switch (type) {
     case WEFT_DATA_BFLOAT16:
@@ -447,7 +447,7 @@ void dtype_store_i64(weftDataType_t type, void *base, int64_t index, int64_t val
         store(type, base, index, type == WEFT_DATA_DOUBLE ? (double)value : double_of_odd(value));
 }
 
-/* The same value as load's, without a conversion to double. */
+/* Returns the same value as load, without a conversion to double. */
 INLINE float load_f32(weftDataType_t type, const void *base, int64_t index) {
     switch (type) {
     case WEFT_DATA_FLOAT:
@@ -624,7 +624,7 @@ WITH_BF16 static int64_t bf16_converted(char *restrict codes, const float *restr
 #define bf16_converted bf16_from_f32
 #endif
 
-/* Like round_byte; the last conversion saturates values below -128. */
+/* Like round_byte: the last conversion saturates values below -128. */
 WITH_AVX512 static int64_t int8_from_f32(char *restrict codes, const float *restrict src, int64_t count) {
     int64_t i = 0;
     for (; i + 16 <= count; i += 16) {
@@ -734,7 +734,7 @@ INLINE float load_nibble(weftDataType_t type, uint32_t code) {
     return (float)(type == WEFT_DATA_INT4 ? (int32_t)(code ^ 8) - 8 : (int32_t)code);
 }
 
-/* Whole bytes, two elements each. */
+/* Converts whole bytes, which hold two elements each. */
 INLINE void bytes_to_f32(weftDataType_t type, float *restrict dst, const uint8_t *restrict bytes, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         dst[2 * i] = load_nibble(type, bytes[i] & 15);

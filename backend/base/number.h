@@ -15,7 +15,7 @@ static inline int64_t divide_up(int64_t a, int64_t b) { return a / b + (a % b > 
 /* The smallest multiple of a positive unit that is not less than the number. */
 static inline int64_t round_up(int64_t number, int64_t unit) { return divide_up(number, unit) * unit; }
 
-/* The sum of two sizes, at most INT64_MAX. */
+/* Returns the sum of two sizes, at most INT64_MAX. */
 static inline int64_t add_sizes(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }
 
 /* The greatest common divisor, never negative; that of 0 and n is n. */

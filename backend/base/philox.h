@@ -42,10 +42,10 @@ static inline unsigned long long philox_index(unsigned long long row, unsigned l
     return row * ((columns + 3) / 4) + column / 4;
 }
 
-/* A word as a number in [0, 1), exact in single precision. */
+/* Converts a word to a number in [0, 1), which is exact in single precision. */
 static inline double philox_unit(unsigned word) { return (word >> 8) * 0x1p-24; }
 
-/* philox_unit(word) < probability exactly if (word >> 8) < philox_threshold(probability). */
+/* Returns the bound for which philox_unit(word) < probability exactly if (word >> 8) < bound. */
 static inline unsigned philox_threshold(double probability) {
     double scaled = probability * 0x1p24;
     unsigned floor = (unsigned)scaled;

@@ -85,7 +85,7 @@ weftStatus_t status_fail(weftStatus_t status, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(fresh, sizeof fresh, format, arguments);
     va_end(arguments);
-    /* Only the text, not the whole 4 KiB. */
+    /* Copies only the text, not the whole 4 KiB. */
     memcpy(last_text, fresh, strlen(fresh) + 1);
     return status;
 }

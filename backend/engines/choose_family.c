@@ -37,7 +37,7 @@ weftStatus_t offer_relaxed(struct offer *offer, const struct region *region, con
 
 weftStatus_t engine_offer(struct offer *best, const struct engine *engine, const struct region *region,
                           const struct device *device, bool (*may)(const struct family *family)) {
-    /* Returned if no family was asked at all. */
+    /* The status if no family was asked. */
     weftStatus_t status = WEFT_STATUS_NOT_SUPPORTED;
     *best = (struct offer){0};
     for (int f = 0; engine && engine->families[f]; f++) {

@@ -205,9 +205,9 @@ static struct reach reach_of(const struct row_space *space, const struct tensor 
     return reach;
 }
 
-/* In the order of cost. The row's own sum needs nothing more. Rows that share a scale need a small second program.
-   Columns need partial sums per block and a second program. Everything else needs a second pass over x and dy.
-   sums_apart: the schedule cannot hold partial sums of columns. */
+/* Tries the kinds in the order of cost. The row's own sum needs nothing more. Rows that share a scale need a small
+   second program. Columns need partial sums per block and a second program. Everything else needs a second pass over x
+   and dy. sums_apart: the schedule cannot hold partial sums of columns. */
 enum follow_kind row_space_sum_kind(const struct row_space *space, const struct tensor *tensor, bool sums_apart) {
     struct reach reach = reach_of(space, tensor);
     if (!reach.in_row)

@@ -37,7 +37,7 @@ void row_space_expand_in(const struct row_space *space, struct expansion *e);
 
 int64_t row_space_length(const struct row_space *space); /* elements of a row */
 int64_t row_space_rows(const struct row_space *space);
-/* Row-major strides over the axes of the row, or over those of the rows; 0 along the others. */
+/* Computes row-major strides over the axes of the row, or over those of the rows; 0 along the others. */
 void row_space_pack(const struct row_space *space, int64_t *strides, bool is_reduced);
 
 /* ---- Tensors in the space ---------------------------------------------------------------------------------------- */

@@ -71,7 +71,8 @@ static bool inference_has_parts(const struct graph *graph, const struct norm_for
     return holds && (op->mean || op->epsilon->is_constant);
 }
 
-/* Only if the statistics of forward are given: recomputing them needs sums over all of x before the first sum of dy. */
+/* True only if the statistics of forward are given: recomputing them needs sums over all of x before the first sum of
+   dy. */
 static bool backward_has_parts(const struct graph *graph, const struct norm_backward *op) {
     return op->mode == WEFT_BATCH_NORM && op->peer_stats.count == 0 && op->mean && op->inv_variance &&
            calculates_in_float(op->math, op->x) && dtype_is_half((weftDataType_t)op->dy->type) &&
@@ -90,7 +91,7 @@ bool batch_norm_has_parts(const struct graph *graph, int node) {
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
-/* A virtual FLOAT tensor that otherwise equals another one. */
+/* Adds a virtual FLOAT tensor that otherwise equals another one. */
 static weftStatus_t add_tensor(struct writer *w, struct tensor **result, const struct tensor *like) {
     TRY(descriptor_mirror(w->arena, result, &like->base));
     (*result)->uid = w->uid++;
@@ -101,7 +102,7 @@ static weftStatus_t add_tensor(struct writer *w, struct tensor **result, const s
     return WEFT_STATUS_SUCCESS;
 }
 
-/* One number per channel. */
+/* Adds a tensor with one number per channel. */
 static weftStatus_t add_channels(struct writer *w, struct tensor **result, const struct tensor *x) {
     TRY(add_tensor(w, result, x));
     (*result)->dims = channel_dims(x);
@@ -110,7 +111,7 @@ static weftStatus_t add_channels(struct writer *w, struct tensor **result, const
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A constant with the rank of x, as pointwise operations require. */
+/* Adds a constant with the rank of x, as pointwise operations require. */
 static weftStatus_t add_number(struct writer *w, struct tensor **result, const struct tensor *like, int64_t rank) {
     TRY(descriptor_mirror(w->arena, result, &like->base));
     (*result)->uid = w->uid++;
@@ -121,7 +122,7 @@ static weftStatus_t add_number(struct writer *w, struct tensor **result, const s
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Number of elements of a channel. */
+/* Adds the number of elements of a channel. */
 static weftStatus_t add_count(struct writer *w, struct tensor **result, const struct tensor *x) {
     float count = (float)(tensor_elements(x) / x->dims.at[1]);
     TRY(add_tensor(w, result, x));
@@ -213,7 +214,7 @@ static weftStatus_t add_forward(struct writer *w, const struct norm_forward *nor
     return add_pointwise(w, &norm->base, WEFT_POINTWISE_ADD, scaled, factors[1], norm->y);
 }
 
-/* `factors`: those of dy and of x, and the summand. */
+/* Adds the factors of dy and of x, and the summand. */
 static weftStatus_t add_weights(struct writer *w, const struct norm_backward *norm, struct tensor *factors[3]) {
     struct bn_bwd_weights_op *op;
     TRY(arena_alloc(w->arena, &op, sizeof *op));
@@ -247,7 +248,7 @@ static weftStatus_t add_backward(struct writer *w, const struct norm_backward *n
     return add_pointwise(w, base, WEFT_POINTWISE_ADD, result[2], result[1], norm->dx);
 }
 
-/* 1 / sqrt(variance + epsilon), for each channel. */
+/* Adds 1 / sqrt(variance + epsilon), for each channel. */
 static weftStatus_t add_inverse(struct writer *w, const struct norm_forward *norm, struct tensor **inverse) {
     struct tensor *sum, *epsilon;
     TRY(add_channels(w, &sum, norm->x));

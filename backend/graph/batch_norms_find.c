@@ -138,7 +138,7 @@ static weftStatus_t find_forward(struct finder *f, const struct node *node) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Three terms in any order: the sum of two of them, then with the third. */
+/* Finds the sum of three terms in any order: that of two of them, then that with the third. */
 static const struct tensor *sum_of_three(const struct finder *f, const struct tensor *const terms[3],
                                          const struct tensor **inner) {
     for (int last = 0; last < 3; last++) {

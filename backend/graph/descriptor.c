@@ -312,7 +312,7 @@ static void drop_results(struct descriptor *descriptor) {
 
 /* ---- Parameters of operations ------------------------------------------------------------------------------------ */
 
-/* The row of an operation's parameter descriptor, or NULL. */
+/* Returns the row of an operation's parameter descriptor, or NULL. */
 static const struct row *parameter_row(const struct schema *schema) {
     for (int i = 0; schema->op && schema->op->parameters && i < schema->row_count; i++)
         if (schema->rows[i].type == WEFT_TYPE_BACKEND_DESCRIPTOR &&
@@ -720,7 +720,7 @@ weftStatus_t descriptor_copy(struct descriptor *target, const struct descriptor 
         TRY(copy_row(target, source, &source->schema->rows[i]));
     TRY(copy_row(target, source, &name_row));
     target->set_rows = source->set_rows;
-    /* Fields without a row. */
+    /* Copies the fields without a row. */
     if (source->schema->copy)
         TRY(source->schema->copy(target, source));
     target->finalized = true;

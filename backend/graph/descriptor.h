@@ -49,7 +49,7 @@ bool row_is_set(const struct descriptor *descriptor, const struct row *row);
 /* "matmul 'qk'" or "tensor 'bias' (uid 7)". The text is valid until the thread's eighth next call. */
 const char *descriptor_label(const struct descriptor *descriptor);
 
-/* "[8,128,64]", valid for the same time. */
+/* Returns "[8,128,64]", valid for the same time. */
 const char *numbers_text(const int64_t *numbers, int64_t count);
 
 static inline const void *row_at(const struct descriptor *descriptor, const struct row *row) {
@@ -59,7 +59,7 @@ static inline const void *row_at(const struct descriptor *descriptor, const stru
 /* The tensor of a row, or NULL if it is unset or the row is not a single tensor. */
 struct tensor *row_tensor(const struct descriptor *descriptor, const struct row *row);
 
-/* Size in bytes of one element in the API. */
+/* Returns the size in bytes of one element in the API. */
 size_t attribute_type_bytes(weftBackendAttributeType_t type);
 const char *attribute_type_name(weftBackendAttributeType_t type);
 

@@ -37,7 +37,7 @@ enum opcode {
     OPCODE_IF_EQUAL,   /* a == b ? c : d */
     OPCODE_SHIFT,      /* a, but 0 for -inf: a value that can be subtracted from scores */
     OPCODE_WEIGHT,     /* e^(a - b) for a <= b; 1 for infinity minus itself */
-    OPCODE_ROW_WEIGHT, /* the same, with the accuracy of the type, for sums of only a few of them */
+    OPCODE_ROW_WEIGHT, /* like the previous one, with the accuracy of the type, for sums of only a few of them */
 
     /* Reductions over all elements of a row. */
     OPCODE_SUM,

@@ -51,10 +51,10 @@ struct graph {
 
 extern const struct schema graph_schema;
 
-/* The value of a tensor, or -1. */
+/* Returns the value of a tensor, or -1. */
 int graph_find_value(const struct graph *graph, const struct tensor *tensor);
 
-/* The value of a uid, or -1. */
+/* Returns the value of a uid, or -1. */
 int graph_find_uid(const struct graph *graph, int64_t uid);
 
 /* True for a value without readers and without memory of its own: it need not be computed. */

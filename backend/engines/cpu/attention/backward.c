@@ -105,7 +105,7 @@ void attention_plan_backward(struct attention_plan *plan, const struct sdpa_bwd_
     const struct attention_sizes *s = &plan->sizes;
     struct backward_buffers buffers;
     plan->modifier_floats = modifier_floats(&op->a.modifier);
-    /* The least common multiple of the two, in groups. */
+    /* The least common multiple of the two numbers, in groups. */
     plan->unit = s->group > 0 ? s->k_share / s->group * (s->v_share / s->group) : 1;
     int64_t groups = max64(1, s->batches * s->groups / plan->unit);
     plan->panels = max64(1, min64(MOST_PANELS, divide_up(s->columns, PANEL)));
@@ -178,7 +178,7 @@ static void load_panel(const struct backward_job *job, const struct backward_buf
     memset(to->dq, 0, (size_t)(padded_rows(s->depth) * PANEL) * sizeof *to->dq);
 }
 
-/* Stores a head's gradient, or one part of it. */
+/* Stores a head's gradient or one part of it. */
 static void store_panel(const struct backward_job *job, const struct backward_buffers *b,
                         const struct query_panel *from, int64_t split) {
     const struct attention_run *run = job->run;
@@ -456,7 +456,7 @@ static void run_block(const struct backward_job *job, const struct backward_buff
         store_panel(job, b, &b->panels[p], task->split);
 }
 
-/* Stores the sums of a task's key heads or value heads; sums: those of the first head. */
+/* Stores the sums of a task's key heads or value heads. sums: the sums of the first head. */
 static void store_keys(const struct backward_job *job, const struct backward_task *task, const struct tensor *tensor,
                        int64_t share, const float *sums, int64_t ld) {
     const struct attention_plan *plan = job->run->plan;

@@ -76,7 +76,7 @@ static int64_t lay_out(struct forward_buffers *b, const struct attention_plan *p
     return buffers.bytes;
 }
 
-/* Floats of one part of a column: value_depth sums, the maximum score and the sum of weights. */
+/* Floats in one part of a column: value_depth sums, the maximum score and the sum of weights. */
 static int64_t part_floats(const struct attention_plan *plan) { return plan->sizes.value_depth + 2; }
 
 /* Number of blocks of groups per batch entry. */
@@ -233,7 +233,7 @@ struct key_tile {
     bool has_nonfinite;             /* values may contain infinities or NaN */
 };
 
-/* Rows in place in memory, or copied to the buffer. */
+/* Returns rows in place in memory, or copies them to the buffer. */
 static struct small_skinny skinny_rows(const struct rows *rows, int64_t key, int64_t keys, int64_t depth, float *buffer,
                                        int64_t ld, enum small_type *type) {
     *type = rows_are_in_place(rows) && rows->type == WEFT_DATA_BFLOAT16 ? SMALL_BF16 : SMALL_FLOAT;

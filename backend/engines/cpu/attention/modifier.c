@@ -52,7 +52,7 @@ static void (*slope_of(int mode))(int64_t count, const struct slopes *s) {
     return NULL;
 }
 
-/* A gradient of 0 stays 0, whatever the derivative is. */
+/* A gradient of 0 stays 0 for any derivative. */
 WIDE static void add_slope(int64_t count, float *sum, const float *slope, const float *dy, float factor) {
     INDEPENDENT
     for (int64_t i = 0; i < count; i++)

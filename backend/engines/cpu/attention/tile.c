@@ -52,7 +52,7 @@ WIDE void tile_multiply(float *numbers, int64_t keys, const float *by) {
 
 /* ---- Softmax ---- */
 
-/* Maximum of each column, including the previous maximum. */
+/* Finds the maximum of each column, including the previous maximum. */
 WIDE static void find_largest(const float *scores, int64_t keys, float *largest) {
     float found[PANEL];
     memcpy(found, largest, sizeof found);

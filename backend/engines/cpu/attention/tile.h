@@ -19,7 +19,7 @@ void tile_mask(float *scores, int64_t keys, const float *keep);
 void tile_add(float *scores, int64_t keys, const float *bias);
 /* Adds slope (key - row); `first` is the key of the first line. */
 void tile_slope(float *scores, int64_t keys, const float *slope, const int64_t *row, int64_t first);
-/* 0 stays 0, whatever the factor is. */
+/* Multiplies element by element; 0 stays 0 for any factor. */
 void tile_multiply(float *numbers, int64_t keys, const float *by);
 
 /* Turns scores into weights e^(score - max), 0 for -inf. max and sum of each column are updated from those of the
@@ -36,9 +36,9 @@ void tile_scale(float *numbers, int64_t lines, const float *factor);
 void tile_weigh(float *scores, int64_t keys, const float *statistics);
 /* Adds up the weights of each column and finds the largest. */
 void tile_count(const float *weights, int64_t keys, float *total, float *largest);
-/* Adds weights times products of each column to its sum; 0 where a weight is 0, whatever the product is. */
+/* Adds weights times products of each column to its sum; a weight of 0 adds 0 for any product. */
 void tile_collect(const float *products, int64_t keys, const float *weights, float *sum);
-/* products becomes weights (products - mean); 0 where a weight is 0, whatever the product is. */
+/* products becomes weights (products - mean); elements with a weight of 0 become 0 for any product. */
 void tile_gradient(float *products, int64_t keys, const float *weights, const float *mean);
 
 /* Computes dropout factors: 1 / keep probability, or 0, from the Philox words of the keys that start at `first`, a
@@ -53,8 +53,8 @@ void tile_drop(float *factors, int64_t keys, const struct tile_dropout *dropout,
 /* True if [rows, columns] contains an infinity or NaN. */
 bool tile_has_nonfinite(const float *numbers, int64_t rows, int64_t columns, int64_t ld);
 
-/* Like small_product, but skips the zeros of the weights, whatever they would be multiplied by. Slow; for operands that
-   contain NaN. The weights are A if weights_are_a, otherwise B. */
+/* Like small_product, but skips zero weights, even if they would be multiplied by NaN. Slow; for operands that contain
+   NaN. The weights are A if weights_are_a, otherwise B. */
 void tile_product_of_some(int64_t m, int64_t n, int64_t depth, struct small_factor a, struct small_factor b, float *c,
                           int64_t ld, bool weights_are_a);
 

@@ -55,7 +55,7 @@ static weftStatus_t check_types(const struct causal_conv_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* As many lanes as leave a tile enough steps in addition to the halo that the taps read before and after it. */
+/* Chooses as many lanes as leave a tile enough steps in addition to the halo that the taps read before and after it. */
 static weftStatus_t choose_tile(struct causal *c) {
     c->lanes = c->op->x->strides.at[CAUSAL_TIME] == 1 && c->steps > 1 ? 1 : min64(LANES_MOST, max64(c->channels, 1));
     while (c->lanes > 1 && TILE / c->lanes < FEW_TAPS * c->taps)

@@ -28,7 +28,7 @@ __attribute__((constructor)) static void watch_forks(void) {
         forget();
 }
 
-/* Pins a library that was opened, because its code will be called from now on. */
+/* Pins a library that was opened, because its code will be called later. */
 static void keep_loaded(void *address) {
     Dl_info info;
     if (dladdr(address, &info) && info.dli_fname)

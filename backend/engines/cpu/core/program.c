@@ -10,7 +10,7 @@ enum { NONE = PROGRAM_NO_REGISTER, VALUES = 128 };
 
 /* Location of a value while instructions are generated: virtual registers, one per instruction with a result. */
 struct location {
-    int value, bits;            /* bits: upper bound from integer arithmetic; 0: that of the type */
+    int value, bits;            /* bits: upper bound from integer arithmetic, or 0 for the width of the type */
     unsigned char registers[2]; /* for float and for double, or NONE */
 };
 
@@ -40,7 +40,7 @@ static int value_of(const struct builder *builder, const struct tensor *tensor) 
 /* DOUBLE_BITS: integers below 2^53 are exact. UNKNOWN_BITS is larger, so that the check refuses. */
 enum { DOUBLE_BITS = 53, UNKNOWN_BITS = 64 };
 
-/* Floating-point types count as more than 53 bits, whatever their width. */
+/* Floating-point types of any width count as more than 53 bits. */
 static int type_bits(const struct tensor *tensor) {
     weftDataType_t type = (weftDataType_t)tensor->type;
     return dtype_is_float(type) ? UNKNOWN_BITS : dtype_of(type)->bits;
@@ -218,7 +218,7 @@ static struct instruction *add_apply(struct builder *builder, int mode, bool is_
 static void define_value(struct builder *builder, int value, unsigned char result, bool is_wide, bool is_truth) {
     const struct tensor *tensor = tensor_of(builder, value);
     weftDataType_t type = (weftDataType_t)tensor->type;
-    /* For these types the register already equals the stored value: doubles, floats in float registers, and booleans as
+    /* For these types the register already holds the stored value: doubles, floats in float registers, and booleans as
        0 or 1. */
     bool is_kept =
         type == WEFT_DATA_DOUBLE || (type == WEFT_DATA_FLOAT && !is_wide) || (is_truth && dtype_is_boolean(type));
@@ -355,13 +355,13 @@ weftStatus_t program_compile(struct program *program, const struct region *regio
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: a fusion of %d operations needs more than %d instructions, %d tensors or %d registers. It is split.",
              label, region->count, PROGRAM_INSTRUCTIONS, PROGRAM_ACCESSES, PROGRAM_REGISTERS);
-    /* Cost of fetching an instruction, amortized over the elements of a block. */
+    /* The cost of fetching an instruction, amortized over the elements of a block. */
     program->nanoseconds += 0.1 * program->instruction_count;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Only inputs that only pointwise operations read: a product reads its operands in another order than it writes. The
-   planner checks all other rules, such as later readers of the input. */
+/* Allows only inputs that only pointwise operations read, because a product reads its operands in another order than it
+   writes. The planner checks all other rules, such as later readers of the input. */
 bool program_may_alias(const struct step *step, int in, int out) {
     const struct region *region = &step->region;
     const struct tensor *from = region->graph->values[in].tensor, *to = region->graph->values[out].tensor;

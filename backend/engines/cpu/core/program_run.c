@@ -186,7 +186,7 @@ static void load_rows(const struct run *run, bool is_wide, char *dst, const stru
     }
     for (int r = 0; r < run->rows; r++) {
         char *row = dst + r * row_bytes;
-        /* Broadcast along the rows: copied in register width instead of converted again. */
+        /* Elements that are broadcast along the rows are copied in register width instead of converted again. */
         if (r > 0 && location->row_stride == 0) {
             memcpy(row, dst, (size_t)row_bytes);
             continue;
@@ -331,7 +331,7 @@ static void round_to(bool is_wide, int64_t count, void *dst, const void *src, we
 static void apply(struct run *run, const struct instruction *instruction, int64_t count) {
     const void *x = run->registers[instruction->x], *b = run->registers[instruction->b];
     const void *t = run->registers[instruction->t];
-    /* The result's own register, even if it pointed elsewhere for an earlier block. */
+    /* Uses the result's own register, even if it pointed elsewhere for an earlier block. */
     void *dst = memory_of(run, instruction->dst);
     if (instruction->access >= 0) {
         struct location location = location_of(run, instruction->access);

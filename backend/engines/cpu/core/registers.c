@@ -61,13 +61,13 @@ bool program_assign_registers(struct program *program) {
         for (int k = 0; k < 3; k++) {
             if (*reads[k] == PROGRAM_NO_REGISTER)
                 continue;
-            /* From here on the instruction names the physical register. */
+            /* From this point, the instruction names the physical register. */
             int virtual = *reads[k];
             *reads[k] = home[virtual];
             /* This instruction was its last reader. */
             frees[home[virtual]] = frees[home[virtual]] || last_reader[virtual] == i;
         }
-        /* In place: an operand whose last reader this is passes its register to the result. */
+        /* Works in place: an operand whose last reader this is passes its register to the result. */
         for (int r = 0; r < PROGRAM_REGISTERS; r++)
             is_taken[r] = is_taken[r] && !(frees[r] && works_in_place(instruction));
         if (instruction->dst != PROGRAM_NO_REGISTER) {

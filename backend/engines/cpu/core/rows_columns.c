@@ -85,7 +85,7 @@ void rows_columns_plan(struct rows_columns *walk, const struct program *program,
     for (int i = 0; i < count; i++)
         walk->extents[i] = axes[i].extent;
     for (int a = 0; a < accesses; a++) {
-        /* Offset of the first element of the space in each tensor: a part of a dimension starts at `first`. */
+        /* Offset of the first element of the space in each tensor; a part of a dimension starts at its `first`. */
         walk->bases[a] = 0;
         for (int i = 0; i < count; i++) {
             int64_t stride = program->accesses[a].strides[axes[i].dim];

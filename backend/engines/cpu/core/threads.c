@@ -148,7 +148,7 @@ static void *work(void *number) {
     return NULL;
 }
 
-/* At most as many as tasks are left, so that each woken worker gets at least one. */
+/* Wakes at most as many workers as tasks are left, so that each one gets at least one task. */
 static void wake_workers(int64_t wanted) {
     int64_t sleepers = atomic_load(&pool.sleepers);
     if (sleepers == 0)
@@ -228,7 +228,7 @@ static void create_workers(void) {
         }
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    /* Last: from here on threads_for uses the pool. */
+    /* This comes last, because threads_for uses the pool afterwards. */
     atomic_store(&pool.workers, created);
     if (start_error)
         start_status = WEFT_STATUS_INTERNAL_ERROR;

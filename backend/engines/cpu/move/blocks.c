@@ -14,7 +14,7 @@
 #include "engines/cpu/core/transpose16.h"
 #include "engines/cpu/core/vector.h"
 
-/* In bytes. Every x86-64 and 64-bit ARM processor has such vectors. */
+/* Sizes in bytes. Every x86-64 and 64-bit ARM processor has such vectors. */
 enum { VECTOR = 16, LINE = 64 };
 
 /* Maximum bytes per row of a block of a narrow plane, so that its tiles stay in L1. */
@@ -215,7 +215,7 @@ WITH_AVX512 INLINE void transpose_lines(char *to, int64_t to_stride, const char 
     }
 }
 
-/* About 5 KB of code per element size. */
+/* The code takes about 5 KB per element size. */
 typedef void transpose_square(char *to, int64_t to_stride, const char *from, int64_t from_stride, struct ahead ahead);
 #define TRANSPOSE_SQUARE(bytes)                                                                                        \
     WITH_AVX512 static void transpose_##bytes(char *to, int64_t to_stride, const char *from, int64_t from_stride,      \
@@ -226,11 +226,11 @@ TRANSPOSE_SQUARE(1)
 TRANSPOSE_SQUARE(2)
 TRANSPOSE_SQUARE(4)
 
-/* A mask of `count` bytes, at most a line. */
+/* Returns a mask of `count` bytes, at most a line. */
 INLINE uint64_t bytes_mask(int count) { return ~UINT64_C(0) >> (LINE - count); }
 
-/* Transposes through buffers: for squares whose rows or columns wrap, so that part of each line is stored elsewhere, or
-   whose stores bypass the caches. */
+/* Transposes through buffers. This is for squares whose rows or columns wrap, so that part of each line is stored
+   elsewhere, or whose stores bypass the caches. */
 WITH_AVX512 static void transpose_buffered(char *to, const char *from, const struct block *block, bool has_rows,
                                            bool has_columns, bool is_streamed, int bytes, transpose_square *kernel,
                                            struct ahead ahead) {
@@ -419,7 +419,7 @@ void transpose(const struct plane *whole, bool is_rows, int64_t start, int64_t s
 
 typedef char line __attribute__((vector_size(LINE), aligned(1), may_alias));
 
-/* At least one line; the last one overlaps the previous one. */
+/* Copies at least one line; the last one overlaps the previous one. */
 static inline __attribute__((always_inline)) void copy_lines(char *to, const char *from, int64_t bytes) {
     int64_t i = 0;
     for (; i + 4 * LINE <= bytes; i += 4 * LINE) {

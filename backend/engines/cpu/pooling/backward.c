@@ -20,7 +20,7 @@ struct box {
     float *sums;                      /* [size[0]][size[1]][width] */
 };
 
-/* Everything except the part. */
+/* Returns everything except the part. */
 static struct box sides_of(const struct pooling *w, void *const *values) {
     return (struct box){.w = w,
                         .dx = pooling_side_of(&w->g.x, values[w->x]),
@@ -149,7 +149,7 @@ struct scatter {
 SCATTER(int8_t)
 SCATTER(int32_t)
 
-/* Lanes of a row, starting at lanes->at[2]; dy_at, index_at: offsets of the first one. */
+/* Scatters lanes of a row, starting at lanes->at[2]. dy_at, index_at: offsets of the first lane. */
 static void scatter_lanes(const struct box *box, const struct pooling_lanes *lanes, const struct scatter *s,
                           int64_t dy_at, int64_t index_at) {
     int32_t found[POOLING_LANES];
@@ -169,7 +169,7 @@ static void scatter_lanes(const struct box *box, const struct pooling_lanes *lan
     }
 }
 
-/* Offsets of the taps from the position of the first one. */
+/* Computes the offsets of the taps from the position of the first one. */
 static void find_offsets(const struct pooling *w, int64_t *offsets) {
     const struct pooling_axis *a = w->axes;
     const int64_t *stride = w->g.x.size_stride, *dilation = w->g.dilation;
@@ -223,7 +223,7 @@ void pooling_scatter_task(void *context, int64_t task) {
 
 /* ---- Means and interpolation ------------------------------------------------------------------------------------- */
 
-/* blended = sum (NULL: 0) + weight * a row of dy. */
+/* Computes blended = sum (NULL: 0) + weight * a row of dy. */
 static void blend_row(const struct pooling_side *dy, int64_t offset, float *blended, const float *sum, double weight) {
     float converted[POOLING_LANES];
     int64_t count = dy->operand->size[2];

@@ -321,7 +321,7 @@ static void run_row(struct batch *b) {
         sweep_flush((float *)address(&b->result, b, first), row, b->result.operand->size[2] * w->g.c);
 }
 
-/* Computes the rows of a task; size: that of the results. */
+/* Computes the rows of a task. size: the extents of the results. */
 static void run_rows(struct batch *b, const int64_t *size, int64_t task) {
     int64_t first = task * b->direction->task_rows,
             end = min64(first + b->direction->task_rows, b->w->g.n * size[0] * size[1]);

@@ -41,7 +41,7 @@ static void take(const struct pass *pass, int64_t first, int64_t count, const fl
         tap_maximum(pass->values + first, x, stride, count, nan_wins);
 }
 
-/* A tap in zero padding. Sums and maxima with other padding ignore it. */
+/* Processes a tap in zero padding. Sums, and maxima with other padding, ignore it. */
 static void process_zeros(struct pass *pass, int64_t first, int64_t count, int32_t number) {
     static const float zero = 0;
     if (pass->w->reads_zeros)
@@ -196,7 +196,7 @@ void pooling_sum(const struct pooling *w, const struct pooling_side *x, const st
             sum[i] = (float)(recompute_sum(w, x, lanes, i) * (factors ? (double)factors[i] : 1));
 }
 
-/* A row of x at positions of the outer axes, as floats. */
+/* Returns a row of x at positions of the outer axes, as floats. */
 static const float *outer_row(struct pass *pass, int64_t place0, int64_t place1) {
     const int64_t at[] = {place0, place1, 0};
     return load(pass, pooling_offset(pass->x->operand, pass->lanes->n, pass->lanes->c, at), pass->w->g.x.size[2]);

@@ -13,7 +13,7 @@ enum {
     POOLING_LANES = 1024,    /* per pass, so that maximum or sum, and position, stay in L1 */
     POOLING_ROW = 4096,      /* maximum elements of x that lanes along a row read, if they must be converted */
     POOLING_SUMS = 24 << 10, /* floats of a gradient's box or row, on the stack of a thread */
-    /* approximate results per task of whole rows with channels; a quarter for rows of one channel */
+    /* approximate number of results per task of whole rows with channels; a quarter of that for rows of one channel */
     POOLING_TASK = 8 << 10,
     POOLING_LARGE = 8 << 20, /* size in bytes from which results bypass the caches */
     POOLING_PLANES = 16,     /* planes that a task averages */
@@ -44,7 +44,7 @@ struct pooling_direction {
     int64_t task_rows, tasks;
 };
 
-/* Along one axis: the element of x that each tap of each output position reads. */
+/* For one axis: the element of x that each tap of each output position reads. */
 struct pooling_axis {
     int taps;
     int64_t stride;   /* for pools: distance between the first taps of consecutive output positions */
@@ -66,7 +66,7 @@ struct pooling {
     bool is_whole;        /* mean of a whole, contiguous plane */
     bool picks;           /* interpolation along rows whose taps are all inside */
     bool scatters;        /* gradient of a maximum that adds dy directly to planes of dx */
-    /* along a row, lanes advance through x by a constant step: no clamped taps, equal weights */
+    /* along a row, lanes advance through x by a constant step: there are no clamped taps, and weights are equal */
     bool is_strided;
     int x, y, index, saved; /* values of the graph, or -1 */
     int64_t lanes;          /* lanes of a pass */
@@ -101,7 +101,7 @@ struct pooling_lanes {
 };
 void pooling_maximum(const struct pooling *w, const struct pooling_side *x, const struct pooling_lanes *lanes,
                      float *best, int32_t *where);
-/* factors: multiplier of each lane's sum, or NULL. */
+/* factors: a multiplier for each lane's sum, or NULL. */
 void pooling_sum(const struct pooling *w, const struct pooling_side *x, const struct pooling_lanes *lanes,
                  const float *factors, float *sum);
 

@@ -2,7 +2,7 @@
 /* The body of sweeps for one target. The includer defines NAME(), TARGET, LANES, and WIDEN_BYTES() and WIDEN_HALVES(),
    which widen LANES signed 8-bit or unsigned 16-bit numbers to 32 bits each. This is included text rather than an
    inline function, because GCC splits vectors according to the function's own target before it inlines. */
-/* No include guard: included once per target. */
+/* There is no include guard, because this file is included once per target. */
 
 typedef float NAME(floats) __attribute__((vector_size(LANES * 4), may_alias, aligned(1)));
 typedef int32_t NAME(ints) __attribute__((vector_size(LANES * 4), may_alias, aligned(1)));
@@ -79,7 +79,7 @@ INLINE void NAME(maximum_block)(const struct sweep *s, struct frame f, int64_t p
     }
 }
 
-/* pick_type: INT8 or INT32, or FLOAT without picks. rows, weights: those of the sweep, or copies that stay in
+/* pick_type: INT8 or INT32, or FLOAT without picks. rows, weights: the sweep's own, or copies that stay in
    registers. */
 INLINE void NAME(sum_block)(const struct sweep *s, struct frame f, int64_t position, int64_t channel, int vectors,
                             int lanes, weftDataType_t type, weftDataType_t pick_type, const char *const *rows,

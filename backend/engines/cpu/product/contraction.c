@@ -92,7 +92,7 @@ static weftStatus_t check_operands(const struct region *region, const struct nod
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The largest possible sum: the largest factors of each type, all of one sign. */
+/* Returns the largest possible sum: every product has the largest factors of both types, and all have one sign. */
 static double largest_sum(const struct product *product) {
     const struct dtype *a = dtype_of((weftDataType_t)product->a->type), *b = dtype_of((weftDataType_t)product->b->type);
     return fmax(a->max, -a->lowest) * fmax(b->max, -b->lowest) * product->depth;

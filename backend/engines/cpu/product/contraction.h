@@ -14,8 +14,8 @@
 /* A factor of a product: its pack function, the value that contains it, and its prepacked panels. */
 struct factor {
     gemm_pack *pack;
-    /* group size of its panels: that of the kernel; for panels that are packed in two steps, that of B even for A, or 1
-       for floats */
+    /* group size of its panels: the kernel's, except for panels that are packed in two steps, where it is B's even for
+       A, or 1 for floats */
     int group;
     int value, scale_value; /* scale_value is only used by `scaled` */
     struct prepacked prepacked;

@@ -135,7 +135,7 @@ static struct patches forward_patches(const struct planner *planner) {
     return patches;
 }
 
-/* The filter with the depth over taps and `channels`, and rows over the other channels. */
+/* Returns the filter with k over taps and `channels`, and rows over the other channels. */
 static struct filter filter_of(const struct planner *planner, int64_t channels, int64_t channel_stride,
                                int64_t row_stride) {
     const struct conv_operand *w = &planner->g.w;
@@ -206,7 +206,7 @@ static void choose_packings(const struct planner *planner, struct piece *piece) 
 
 /* ---- Choosing between gemm and direct ---------------------------------------------------------------------------- */
 
-/* Per element of a panel. */
+/* The cost per element of a panel. */
 static double packing_cost(const struct factor *factor, int group) {
     const struct patches *p = &factor->patches;
     const struct filter *f = &factor->filter;
@@ -246,7 +246,7 @@ static int channel_dim(const struct planner *planner, const struct tensor *tenso
     return (int)tensor->dims.count - planner->g.spatial - 1;
 }
 
-/* The groups of an image: a dimension of their own, or blocks of channels. */
+/* Returns the groups of an image: a dimension of their own, or blocks of channels. */
 static struct axis group_axis(const struct planner *planner, const struct tensor *image, int64_t channels) {
     return (struct axis){
         .dim = 1, .extent = planner->g.groups, .step = channel_dim(planner, image) == 2 ? 1 : channels};
@@ -338,12 +338,12 @@ static void plan_image(struct planner *planner, struct piece *piece, struct imag
     plan->patches.batch_has_images = is_transposed;
     struct factor read = image_factor(planner, plan->source, plan->patches);
     struct factor weights = filter_factor(planner, plan->filter);
-    /* One product per group: the positions of all images x the group's channels. */
+    /* There is one product per group: the positions of all images x the group's channels. */
     piece->gemm = (struct gemm){.batch = g->groups, .m = g->n * positions, .n = plan->channels, .k = depth};
     piece->a = read;
     piece->b = weights;
     if (is_transposed) {
-        /* Transposed, one product per image and group: channels x positions. */
+        /* Transposed, there is one product per image and group: channels x positions. */
         piece->gemm = (struct gemm){.batch = g->n * g->groups, .m = plan->channels, .n = positions, .k = depth};
         piece->a = weights;
         piece->b = read;
@@ -419,7 +419,7 @@ static struct phase phase_of(const struct conv_geometry *g, int i, int64_t place
     return phase;
 }
 
-/* dx as a whole, without its taps. */
+/* Plans dx as a whole, without its taps. */
 static struct image_plan data_plan(const struct planner *planner) {
     const struct conv_geometry *g = &planner->g;
     /* Compared with the forward filter, rows and depth are exchanged: depth over output channels, rows over input
@@ -496,7 +496,7 @@ enum filter_walk {
     TAPS_GROUPS,
 };
 
-/* Taps in order, followed or preceded by the channels of x. */
+/* Lists the taps in order, followed or preceded by the channels of x. */
 static void filter_columns(const struct planner *planner, struct axis *axes, bool read_is_first) {
     const struct conv_geometry *g = &planner->g;
     int channel = channel_dim(planner, g->w.tensor);
@@ -529,7 +529,7 @@ static bool walk_filter(struct planner *planner, struct rows_columns *walk, enum
     return true;
 }
 
-/* The same product without packing dy. */
+/* Plans the same product without packing dy. */
 static void plan_direct_filter(struct planner *planner, struct piece *piece, const struct patches *x,
                                const struct patches *dy) {
     struct direct *direct = &piece->direct;
@@ -551,7 +551,7 @@ static void plan_direct_filter(struct planner *planner, struct piece *piece, con
     direct_plan_filter(direct, x, dy, planner->g.n, planner->contraction->threads);
 }
 
-/* One product per group: depth over all positions of all images, rows over taps and channels of x. */
+/* Plans one product per group, with k over all positions of all images and rows over taps and channels of x. */
 static weftStatus_t plan_filter(struct planner *planner, struct arena *arena) {
     const struct conv_geometry *g = &planner->g;
     struct piece *piece;

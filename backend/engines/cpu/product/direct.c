@@ -225,7 +225,7 @@ static void transpose_sums(float *transposed, int64_t transposed_ld, const float
     }
 }
 
-/* Channels become rows, image by image. */
+/* Channels become rows, one image at a time. */
 static void store_positions(const struct task *task, const float *sums, int64_t row, int64_t rows) {
     const struct job *job = task->job;
     const struct direct *d = job->direct;
@@ -242,7 +242,7 @@ static void store_positions(const struct task *task, const float *sums, int64_t 
     }
 }
 
-/* Row by row, [taps, channels] become [channels, taps]. */
+/* In each row, [taps, channels] becomes [channels, taps]. */
 static void store_channels_taps(const struct task *task, const float *sums, int64_t row, int64_t rows) {
     const struct job *job = task->job;
     int64_t taps = job->direct->taps, first = task->group * job->direct->rows + row;

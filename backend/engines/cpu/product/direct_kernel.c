@@ -173,7 +173,7 @@
     POINTER_KERNEL(name##_seen, attribute, lanes, height, vectors)                                                     \
     POINTER_KERNEL(name##_seen_low, attribute, lanes, height / 2, vectors)
 
-/* For every instruction set. */
+/* Instantiates the kernels for every instruction set. */
 #define DIRECT_KERNELS(name, attribute, lanes, height)                                                                 \
     WIDE_KERNELS(name##_two, attribute, lanes, height, 2)                                                              \
     PACKED_KERNEL(name##_one, attribute, lanes, height, 1)                                                             \

@@ -26,8 +26,8 @@ enum {
     FEW_CHANNELS = 16,        /* below this, a border is worth a copy, because adjacent taps become one segment */
     BROADCASTS = 4,           /* broadcasts in the time of a vector multiplication */
     PACK_COST = 16,           /* cost of packing an element, in multiplications */
-    ELEMENT_POINTER_COST = 4, /* cost of setting a pointer to one element, likewise */
-    ROW_POINTER_COST = 128    /* cost of computing the pointer to a row, likewise */
+    ELEMENT_POINTER_COST = 4, /* cost of setting a pointer to one element, in the same unit */
+    ROW_POINTER_COST = 128    /* cost of computing the pointer to a row, in the same unit */
 };
 
 /* Slowdown of tasks that store scattered elements in the same cache lines. */
@@ -82,7 +82,7 @@ static void cut_depth(const struct direct *d, struct direct_tiling *t) {
     t->depth = max64(1, min64(d->depth, round_up(equal_part(d->depth, t->depth), LINE)));
 }
 
-/* Columns of a task's widest panels. */
+/* Returns the columns of a task's widest panels. */
 static int64_t panel_columns(const struct direct *d, int64_t channels) {
     return d->reads_columns_in_place ? min64(channels, d->image.to.channels) : direct_width(d, channels);
 }
@@ -127,7 +127,7 @@ static bool has_parts(const struct direct *d, const struct direct_tiling *t) {
 /* Minimum columns of a panel that is read in place. */
 static int64_t pointer_columns(void) { return 2 * direct_kernel(0)->lanes; }
 
-/* Maximum columns of a task. */
+/* Returns the maximum columns of a task. */
 static int64_t max_columns(const struct direct *d) {
     if (d->is_depthwise)
         return DEPTHWISE_COLUMNS;

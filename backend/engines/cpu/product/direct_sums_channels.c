@@ -21,7 +21,7 @@ static void sum_strip(const struct task *task, float *sums, const float *dy, int
     }
 }
 
-/* Strip by strip. Taps past the last one see zeros. */
+/* Sums strip by strip. Taps past the last one see zeros. */
 static void sum_rows(const struct task *task, float *sums, const float *dy, int64_t dy_ld) {
     const struct direct *d = task->job->direct;
     const struct depths taps = {.segments = d->segments, .count = 1};

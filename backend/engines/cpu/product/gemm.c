@@ -220,7 +220,7 @@ void gemm_prepack(const struct gemm *gemm, bool is_b, void *packed) {
         }
 }
 
-/* The panels of a part: prepacked, or packed into the buffer. */
+/* Returns the panels of a part, which are prepacked or packed into the buffer. */
 static const char *panels_of(const struct gemm *gemm, bool is_b, char *buffer, struct part part) {
     struct operand operand = operand_of(gemm, is_b);
     if (operand.packed)

@@ -40,8 +40,8 @@ enum {
     GEMM_WIDTH = 32   /* maximum width of any kernel's panels */
 };
 
-/* Adds the product of two panels to a block of C, or overwrites it if this is the first along k. groups: those of B's
-   panel. */
+/* Adds the product of two panels to a block of C, or overwrites it if this is the first along k. groups: the number of
+   groups in B's panel. */
 typedef void gemm_multiply(int64_t groups, const void *a, const void *b, void *c, int64_t ld, bool first);
 
 /* Like gemm_multiply, for sums of floats with B in place instead of a panel: its row pitch is `b_step` elements, at any

@@ -57,12 +57,12 @@ enum { LINE = 64 }; /* bytes of a cache line */
         }                                                                                                              \
     }
 
-/* For all rows of a panel, and for its first few. */
+/* Expands the loops for all rows of a panel, and for its first few. */
 #define GEMM_LOOPS(name, attribute, real, lanes, width, few, factor, ADD, has_start, stored, LOAD)                     \
     GEMM_LOOP(loop_##name, attribute, real, lanes, width, width, factor, ADD, has_start, stored, LOAD)                 \
     GEMM_LOOP(loop_few_##name, attribute, real, lanes, width, few, factor, ADD, has_start, stored, LOAD)
 
-/* With B in panels. */
+/* Expands the loop with B in panels. */
 #define GEMM_PACKED(function, loop, attribute, lanes)                                                                  \
     attribute static void function(int64_t groups, const void *a, const void *b, void *c, int64_t ld, bool first) {    \
         loop(groups, a, b, 2 * lanes, false, c, ld, first);                                                            \
@@ -72,7 +72,7 @@ enum { LINE = 64 }; /* bytes of a cache line */
     GEMM_PACKED(multiply_##name, loop_##name, attribute, lanes)                                                        \
     GEMM_PACKED(multiply_few_##name, loop_few_##name, attribute, lanes)
 
-/* With B in place. */
+/* Expands the loop with B in place. */
 #define GEMM_IN_PLACE(name, attribute)                                                                                 \
     attribute static void loose_##name(int64_t depth, const void *a, const void *b, int64_t b_step, void *c,           \
                                        int64_t ld, bool first) {                                                       \

@@ -66,7 +66,7 @@ static void transpose_plain(void *panel, int width, const void *rows, int64_t ld
             *(four *)(column + 2 * width) = SHUFFLE(ab23, ce23, 0, 1, 4, 5);
             *(four *)(column + 3 * width) = SHUFFLE(ab23, ce23, 2, 3, 6, 7);
         }
-        /* The rest of the depth, and below that the remaining rows: at most three of each. */
+        /* The loops below transpose the rest of k and then the remaining rows, at most three of each. */
         for (; d < depth; d++)
             for (int lane = 0; lane < 4; lane++)
                 to[(int64_t)d * width + lane] = row[lane][d];
@@ -164,7 +164,7 @@ static void widen(void *floats, const void *halves, int count) {
 }
 
 /* Rows of the panel are contiguous in memory. They are short and on separate pages, so the hardware detects no stream:
-   those of the next panel are prefetched meanwhile, at the end of their lines, because they are not aligned. */
+   the rows of the next panel are prefetched meanwhile, at the end of their lines, because rows are not aligned. */
 static void copy_rows(float *panel, int width, const float *from, int64_t ld, int count, int depth) {
     for (int d = 0; d < depth; d++, from += ld, panel += width) {
         for (int i = WORDS_OF_LINE - 1; i < WORDS_OF_LINE - 1 + count; i += WORDS_OF_LINE)
@@ -374,7 +374,7 @@ void gemm_pack_halved(gemm_pack *pack, const void *source, void *panel, int widt
 
 /* ---- Long groups ---- */
 
-/* Packs some groups of B at a time, as rows of words, and transposes them; group: that of A. */
+/* Packs some groups of B at a time, as rows of words, and transposes them; group: the group size of A. */
 static void pack_grouped(int group, gemm_pack *pack, const void *source, void *panel, int width, int64_t batch,
                          int64_t first, int count, int64_t k0, int depth) {
     uint32_t strip[AMX_GROUPS * GEMM_WIDTH];

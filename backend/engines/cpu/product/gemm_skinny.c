@@ -47,7 +47,7 @@ bool gemm_skinny_accepts(const struct gemm *gemm) {
 
 /* ---- Buffers ----------------------------------------------------------------------------------------------------- */
 
-/* Per thread: rows of A, and columns of C. */
+/* Each thread has memory for the rows of A and for columns of C. */
 static int64_t a_floats(const struct gemm *gemm) { return gemm->m * round_up(gemm->k, LINE / 4); }
 
 static int64_t thread_bytes(const struct gemm *gemm) {
@@ -64,7 +64,8 @@ struct rows {
     int64_t ld;
 };
 
-/* Rows of A of a batch entry: in place if they are floats, otherwise packed one by one as panels of one row. */
+/* Returns the rows of A of a batch entry, in place if they are floats, otherwise packed one at a time as panels of one
+   row. */
 static struct rows rows_of(const struct gemm *gemm, int64_t batch, float *buffer) {
     const struct gemm_matrix *a = gemm->a;
     if (gemm->pack_a == gemm_pack_matrix && a->depth_stride == 1 && gemm_has_floats(a))

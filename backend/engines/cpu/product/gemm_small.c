@@ -68,7 +68,7 @@ static inline __attribute__((always_inline)) void fetch_row(const void *row, int
     typedef uint32_t words __attribute__((vector_size(lanes * sizeof(float)), unused));                                \
     typedef uint16_t halves __attribute__((vector_size(lanes * sizeof(bf16)), may_alias, aligned(1), unused));
 
-/* Four rows at a time: the sums of their lanes become one vector of four numbers. */
+/* Sums the lanes of four rows at a time, which gives one vector of four numbers. */
 static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four c, four d) {
     four ab = SHUFFLE(a, b, 0, 4, 1, 5) + SHUFFLE(a, b, 2, 6, 3, 7);
     four cd = SHUFFLE(c, d, 0, 4, 1, 5) + SHUFFLE(c, d, 2, 6, 3, 7);

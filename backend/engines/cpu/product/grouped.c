@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* Per thread and second; and for all threads. */
+/* FLOPS_PER_COLUMN is a rate per thread; BYTES_PER_SECOND is the rate of all threads. */
 static const double FLOPS_PER_COLUMN = 3e9, BYTES_PER_SECOND = 16e9, START_SECONDS = 3e-6;
 
 enum { FEW_TOKENS = 64 }; /* average per expert */
@@ -32,7 +32,7 @@ struct grouped {
     int64_t thread_bytes; /* workspace per thread, if each thread computes products of its own */
     bool is_backward;
     int32_t mode;
-    /* rows: shared by the experts; m: for a gradient; k: for a product */
+    /* rows: shared by the experts; m: used by a gradient; k: used by a product */
     int64_t top_k, experts, tokens, rows, m, n, k;
     int64_t result_rows, left_out; /* offsets */
     struct part a, b, first, index, place;

@@ -18,7 +18,7 @@ static bool is_transposed(const struct matmul_op *op) {
     return n < 8 ? m > n : m >= 8 && c->strides.at[rows] == 1 && c->strides.at[columns] != 1;
 }
 
-/* For the prediction and the choice of a kernel; the batch affects neither. */
+/* Describes the product for the prediction and the choice of a kernel; the batch affects neither. */
 static struct product product(const struct node *node) {
     const struct matmul_op *op = op_at(node);
     int64_t last = op->c->dims.count - 1, m = op->c->dims.at[last - 1], n = op->c->dims.at[last];

@@ -31,7 +31,7 @@ enum {
 
 /* ---- Scales ------------------------------------------------------------------------------------------------------ */
 
-/* Loads the block scales of `count` adjacent indices at a depth; 0 past them. */
+/* Loads the block scales of `count` adjacent indices at one k; scales past the last are 0. */
 static void load_scales(const struct quantized *s, float *scales, int width, int64_t batch, int64_t first, int count,
                         int64_t depth) {
     int64_t depth_block = depth / s->depth_block;

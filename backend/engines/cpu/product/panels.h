@@ -15,7 +15,7 @@ struct depths {
 void panels_of_filter(const struct filter *filter, float *panel, int width, int64_t group, int64_t column, int count,
                       const struct depths *depths);
 
-/* For a filter with one channel per group: one row per segment; columns are groups. */
+/* Packs a filter with one channel per group: one row per segment; columns are groups. */
 void panels_of_channels(const struct filter *filter, float *panel, int64_t column, int64_t count,
                         const struct depths *depths);
 

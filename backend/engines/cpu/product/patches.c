@@ -15,7 +15,7 @@ struct panel {
     struct packing packing;
 };
 
-/* Address of the group of a lane that starts at a depth. */
+/* Returns the address of the group of a lane that starts at a given k. */
 static void *corner(const struct panel *panel, int64_t lane, int64_t depth) {
     return (char *)panel->data + (depth / panel->packing.group * panel->width + lane) * panel->packing.bytes;
 }
@@ -94,14 +94,14 @@ static void pack_run(const struct patches *p, const struct panel *panel, const s
     }
 }
 
-/* In rectangles: a run of positions x some channels under one tap. */
+/* Packs in rectangles: a run of positions x some channels under one tap. */
 void patches_pack(const void *source, void *data, int width, int64_t batch, int64_t first, int count, int64_t k0,
                   int depth) {
     const struct patches *p = source;
     const struct panel panel = {data, width, p->packing};
     int64_t position = p->positions_are_depth ? k0 : first, positions = p->positions_are_depth ? depth : count;
     int64_t index = p->positions_are_depth ? first : k0, indices = p->positions_are_depth ? count : depth;
-    /* Runs of positions, and within each, the channels of one tap after the other. */
+    /* Iterates over runs of positions and, within each, over the taps with their channels. */
     for (int64_t i = 0; i < positions;) {
         struct run run = patches_run(p, batch, position + i, positions - i);
         for (int64_t j = 0; j < indices;) {

@@ -16,7 +16,7 @@ enum {
     LINE_BYTES = 64
 };
 
-/* Number of positions before and after the image that taps see. */
+/* Computes the number of positions before and after the image that taps see. */
 static void border_of(const struct patches *p, int i, int64_t *before, int64_t *after) {
     int64_t reach = (p->taps[i] - 1) * p->tap_step[i], last = (p->positions[i] - 1) * p->step[i];
     *before = max64(0, -(p->offset[i] + min64(0, reach)));
@@ -146,7 +146,7 @@ static void copy_positions(const struct staged_image *stage, float *copy, int64_
         index += position[i] * from->stride[i];
         at += stage->is_bordered ? (position[i] + stage->before[i]) * to->stride[i] : 0;
     }
-    /* Without a border, the copy's positions are contiguous, whatever was merged. */
+    /* Without a border, the copy's positions are contiguous, even if dimensions were merged. */
     if (!stage->is_bordered)
         at += (line * from->size[2] + first) * to->stride[2];
     /* Adjacent channels of another type are converted together. */

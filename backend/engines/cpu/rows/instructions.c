@@ -636,7 +636,7 @@ static bool assign_registers(struct row_schedule *s, const struct row_pass *pass
     for (int i = pass->first; i < pass->first + pass->count; i++)
         if (s->instructions[i].dst >= 0 && !assign_register(s, pass, i, free_from, register_of))
             return false;
-    /* From here on dst and x are registers. */
+    /* From this point, dst and x are registers. */
     for (int i = pass->first; i < pass->first + pass->count; i++) {
         struct row_instruction *at = &s->instructions[i];
         at->dst = at->dst >= 0 ? register_of[at->dst - pass->first] : -1;
@@ -696,7 +696,7 @@ weftStatus_t row_schedule_list(struct row_schedule *s, enum row_keeping keeping)
         list_pass(s, p, &is_full);
     for (int p = 0; p < s->pass_count && !is_full; p++)
         is_full = !assign_registers(s, &s->passes[p]);
-    /* Refused, so that the planner splits the region. */
+    /* This is refused, so that the planner splits the region. */
     if (is_full)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region needs more than %d instructions or %d registers",
              ROWWISE_INSTRUCTIONS, ROWWISE_REGISTERS);

@@ -37,7 +37,7 @@ struct row_steps {
 };
 
 /* y[i] = opcode(x[0][i], x[1][i], ...) over rows and columns. All ROW_ARGUMENTS pointers must be valid. y may be
-   exactly one of them. ld: row pitch of y in elements; steps: those of each argument. */
+   exactly one of them. ld: row pitch of y in elements; steps: the steps of each argument. */
 typedef void row_formula(int64_t rows, int64_t columns, void *y, int64_t ld, const void *const *x,
                          const struct row_steps *steps);
 

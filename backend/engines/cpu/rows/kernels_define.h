@@ -252,7 +252,7 @@ static int64_t part_of_columns(int64_t left) {
         }                                                                                                              \
     }
 
-/* In the order of the rows, each column separately. */
+/* Processes rows in order, each column separately. */
 #define PARTS_IN_TURN(COUNT, JOIN, AT)                                                                                 \
     for (int k = 0; k < COUNT * LANES; k++)                                                                            \
         part[k] = AT(0, k);                                                                                            \

@@ -14,7 +14,7 @@ enum { REDUCED_BLOCK = 8192 }; /* elements that are only reduced: half of a typi
 /* Elements per part of a row above which the overhead of instructions is less than that of copies. */
 enum { LONG_PART = 256 };
 enum { REGISTER_GAP = 192 }; /* in bytes; avoids that registers map to the same sets of the L1 cache */
-/* For tiles of contiguous rows: maximum bytes of a tile, minimum number of tiles. */
+/* Limits for tiles of contiguous rows: maximum bytes of a tile, minimum number of tiles. */
 enum { TILE_BYTES = 96 << 10, LEAST_TILES = 16 };
 
 /* Operands on which no store depends are not read and do not influence the loop order. */
@@ -79,7 +79,7 @@ static void append_loops(struct row_schedule *s, bool is_reduced, int lead) {
             .extent = rows->space.axes[i].extent, .is_reduced = is_reduced, .position = positions[i]};
         for (int k = 0; k < rows->operand_count; k++)
             loop.strides[k] = rows->operands[k].strides[i];
-        /* One kind of loop at a time, sorted by insertion. */
+        /* Sorts one kind of loop at a time, by insertion. */
         if (rows->space.axes[i].is_reduced == is_reduced)
             insert_loop(s, &loop, first, lead);
     }
@@ -202,8 +202,8 @@ static void cut_block(struct row_schedule *s) {
     /* If both loops are within the row, a block is one contiguous run. */
     s->steps_rows = !(a->is_reduced && b->is_reduced) && s->block_b >= ROW_CHUNK;
     bool is_whole = s->block_b >= b->extent, has_gaps = !b->is_reduced && s->block_b < elements / 4;
-    /* If the parts of one row are separated in memory, they are read in place one by one; together they would have to
-       be copied. */
+    /* If the parts of one row are separated in memory, each part is read in place separately; reading them together
+       would require a copy. */
     if (a->is_reduced && b->is_reduced && s->block_b >= LONG_PART)
         is_whole = false;
     /* If only few rows are adjacent, blocks of one line of them would be mostly overhead. */
@@ -246,8 +246,8 @@ static void count_pieces(struct row_schedule *s) {
     }
 }
 
-/* If rows are contiguous, a tile has several, as many as stay in the cache between passes, so that row terms are
-   computed for many rows at once. */
+/* If rows are contiguous, a tile has as many rows as stay in the cache between passes, so that row terms are computed
+   for many rows at once. */
 static int64_t rows_of_tile(const struct row_schedule *s) {
     const struct row_loop *a = &s->loops[s->a];
     int64_t width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);

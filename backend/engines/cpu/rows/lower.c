@@ -145,7 +145,7 @@ static int lower_value(struct lowering *l, const struct instruction *at) {
         return rowwise_input(rows, at->tensor, l->is_wide);
     case OPCODE_SAMPLE:
         return rowwise_sample(rows, at->tensor, l->is_wide);
-    /* An existing term, referenced by the index that sum_apart gave it. */
+    /* The term exists and is referenced by the index that sum_apart gave it. */
     case OPCODE_GIVEN:
         return (int)at->number;
     case OPCODE_SUM:
@@ -197,7 +197,7 @@ static bool is_exact_in_double(const struct rowwise *rows, const struct node *no
 
 /* Lowers the instructions that were written since the last call. */
 static weftStatus_t lower(struct lowering *l, const struct node *node) {
-    /* The expansion has determined its arithmetic: that of a norm, or of an integer sum. */
+    /* The expansion has determined the arithmetic, that of a norm or of an integer sum. */
     if (l->e.math == WEFT_DATA_INT64 && !is_exact_in_double(l->rows, node))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s computes in integers, which may exceed the 53 bits of a double",
              descriptor_label(node->op));
@@ -276,7 +276,7 @@ weftStatus_t rowwise_analyse(struct rowwise *rows, struct rowwise_storage *stora
 
 /* ---- The second program ------------------------------------------------------------------------------------------ */
 
-/* Sums what the first program stored for each element of this program's rows; tensor NULL: not needed. */
+/* Sums what the first program stored for each element of this program's rows. tensor: NULL if the sum is not needed. */
 static void sum_saved(struct rowwise *rows, const struct follow *follow, const struct tensor *tensor, int64_t at,
                       const int64_t *strides) {
     bool is_wide = follow->math == WEFT_DATA_DOUBLE;

@@ -14,7 +14,7 @@ enum { LONG_ROW = 1 << 20 }; /* bytes of a row above which its second pass misse
 
 /* Both programs of a region and their storage, on the stack of accepts and build. */
 struct sweep {
-    bool is_wide; /* computes in double, whatever the operations request */
+    bool is_wide; /* computes in double, even if operations request less */
     struct rowwise rows[2];
     struct row_schedule schedules[2];
     int programs;
@@ -67,7 +67,7 @@ static weftStatus_t first_program(struct sweep *sweep, const struct region *regi
     return try_schedule(sweep, region, threads, STATISTICS_IN_TURN, separate);
 }
 
-/* Index of a term's sums within a task's sums, in units of a sum's length. */
+/* Returns the index of a term's sums within a task's sums, in units of a sum's length. */
 static int64_t slot_of_sum(const struct row_schedule *s, int term) {
     for (int i = 0; i < s->instruction_count; i++)
         if (s->instructions[i].verb == ROW_SUM_COLUMN && s->instructions[i].term == term)
@@ -199,7 +199,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                                           : WEFT_STATUS_SUCCESS;
 }
 
-/* Workspace: scratch memory first, then the memory of the running program. */
+/* The workspace holds the scratch memory first, then the memory of the running program. */
 static bool run_programs(const struct programs *programs, void *const *values, void *workspace) {
     bool is_in_range = true;
     for (int i = 0; i < programs->count; i++)

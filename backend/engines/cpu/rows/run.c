@@ -48,7 +48,7 @@ static int64_t width_of(bool is_wide) { return is_wide ? (int64_t)sizeof(double)
 
 static const struct term *term_at(const struct run *run, int term) { return &run->s->rows->terms[term]; }
 
-/* Values of a row term: contiguous, one for each of tile_rows. */
+/* Returns the values of a row term, which are contiguous, one for each of tile_rows. */
 static char *row_values(const struct run *run, int term) {
     return run->rows + run->s->slot_of[term] * run->s->row_bytes;
 }
@@ -130,7 +130,7 @@ static void store_run(bool is_wide, const struct location *location, int64_t ind
         dtype_from_f32(location->type, location->base, index, src, count);
 }
 
-/* The first value of a register, in double. */
+/* Returns the first value of a register, in double. */
 static double first_of(bool is_wide, const void *values) {
     return is_wide ? *(const double *)values : (double)*(const float *)values;
 }
@@ -207,7 +207,7 @@ static void load(bool is_wide, char *dst, const struct location *location) {
         copy_rows(dst, bytes, from, location->row_stride * width_of(is_wide), location->rows, bytes);
         return;
     }
-    /* Broadcast over rows: copied after the first conversion. */
+    /* Values that are broadcast over rows are copied after the first conversion. */
     for (int64_t r = 0; r < location->rows; r++)
         if (r > 0 && location->row_stride == 0)
             memcpy(dst + r * bytes, dst, (size_t)bytes);
@@ -437,7 +437,7 @@ static void join_columns(const struct run *run, enum opcode opcode, double *tota
     }
 }
 
-/* Rounded to the term's width once. */
+/* Rounds the total to the term's width once. */
 static void end_total(struct run *run, int term, int slot) {
     join_columns(run, term_at(run, term)->opcode, totals_of(run, slot));
     kernels_of(term_at(run, term)->is_wide)->of_totals(run->tile_rows, row_values(run, term), totals_of(run, slot));
@@ -729,7 +729,7 @@ static void spread(struct run *run, const struct row_pass *pass, const struct ro
         kernels_of(term->is_wide)->fill_chunks(run->rows_here, dst, values);
         return;
     }
-    /* As large as any block of the pass: later blocks may have fewer columns, never more. */
+    /* This is as large as any block of the pass: later blocks may have fewer columns, never more. */
     int64_t count = at->is_compact ? min64(ROW_CHUNK, s->block_a * s->block_b) : s->block_a * s->block_b;
     run->steps[at->dst] = (struct row_steps){is_one && at->is_compact ? 0 : ROW_CHUNK, is_one ? 0 : run->columns, 0};
     if (is_one)
@@ -757,7 +757,7 @@ static void begin_at(const struct row_schedule *s, int64_t i, bool is_reduced, i
     }
 }
 
-/* first: for every operand, including its offset in scratch memory. */
+/* Computes `first` for every operand, including its offset in scratch memory. */
 static void begin_tile(struct run *run, int64_t tile) {
     const struct row_schedule *s = run->s;
     int64_t begins[ROWWISE_LOOPS] = {0};
@@ -906,7 +906,7 @@ static void enter_tile(struct run *run, struct job *job, int64_t tile) {
     begin_tile(run, tile);
 }
 
-/* Stored after all tiles: the totals of each part. */
+/* Returns the totals of a part, which are stored after all tiles. */
 static double *part_totals(const struct job *job, int64_t part) {
     const struct row_schedule *s = job->s;
     return (double *)(job->memory + s->tiles * s->tile_bytes + part * (s->tile_bytes - s->totals_at));
@@ -920,7 +920,7 @@ static void begin_rows(void *context, int64_t tile) {
     evaluate_rows(&run, 0);
 }
 
-/* One phase per pass: processes part `split` of a tile's blocks into totals of its own. */
+/* Runs one phase per pass: processes part `split` of a tile's blocks into totals of its own. */
 static void run_part(void *context, int64_t part) {
     struct job *job = context;
     const struct row_schedule *s = job->s;
@@ -931,7 +931,7 @@ static void run_part(void *context, int64_t part) {
     begin_sums(&run, job, part, job->pass == 0);
     begin_totals(&run, &s->passes[job->pass]);
     run.done = run.row = 0;
-    /* Equal parts, to within one block. */
+    /* Parts are equal to within one block. */
     int64_t blocks = s->passes[job->pass].blocks;
     run_blocks(&run, &s->passes[job->pass], split * blocks / s->splits, (split + 1) * blocks / s->splits);
 }
@@ -949,7 +949,7 @@ static void end_pass(void *context, int64_t tile) {
     evaluate_rows(&run, job->pass + 1);
 }
 
-/* The last phase: stores the row values. */
+/* Runs the last phase, which stores the row values. */
 static void end_rows(void *context, int64_t tile) {
     struct run run;
     enter_tile(&run, context, tile);

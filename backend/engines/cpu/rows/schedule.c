@@ -15,7 +15,7 @@ static const double LOAD = 0.08, REDUCTION = 0.06;        /* nanoseconds per ele
 enum { PART_SUMS_BYTES = 256 << 10 };             /* maximum bytes of one sum over all parts of tiles */
 enum { KEPT_BYTES = 1 << 20, MOST_TASKS = 4096 }; /* kept bytes: maximum per tile, half of a typical L2 */
 
-/* Per element. Recalls and spreads read L1 and are too fast to count. */
+/* The time per element. Recalls and spreads read L1 and are too fast to count. */
 static double instruction_nanoseconds(const struct row_schedule *s, const struct row_instruction *at) {
     switch (at->verb) {
     case ROW_CALCULATE:
@@ -31,7 +31,7 @@ static double instruction_nanoseconds(const struct row_schedule *s, const struct
     }
 }
 
-/* All passes over one tile, on one thread. */
+/* The time of all passes over one tile on one thread. */
 static double tile_nanoseconds(const struct row_schedule *s) {
     double elements = (double)row_schedule_tile_elements(s), nanoseconds = 0;
     /* Each instruction has a fixed overhead per block. */

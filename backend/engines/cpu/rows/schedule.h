@@ -14,8 +14,9 @@ enum {
     ROWWISE_BLOCK = 2048, /* maximum elements of a register */
     ROWWISE_REGISTERS = 40,
     ROWWISE_REGISTER_BYTES = 56 << 10, /* for all registers, on the stack of the running thread */
-    ROWWISE_ROW_BYTES = 48 << 10,      /* for the values and totals of a tile's rows, likewise */
-    ROWWISE_KEPT_BYTES = 48 << 10,     /* for elements that a tile keeps between passes, likewise, if they fit */
+    ROWWISE_ROW_BYTES = 48 << 10,      /* for the values and totals of a tile's rows, also on the stack */
+    ROWWISE_KEPT_BYTES = 48 << 10,     /* for elements that a tile keeps between passes, also on the stack, if they
+                                          fit */
     ROWWISE_PASSES = 6,
     ROWWISE_INSTRUCTIONS = 256,
     ROWWISE_LOOPS = WEFT_DIM_MAX + 2,

@@ -148,7 +148,7 @@ int rowwise_sample(struct rowwise *rows, const struct tensor *tensor, bool is_wi
 
 /* ---- Formulas and reductions ------------------------------------------------------------------------------------- */
 
-/* Per element in float; other opcodes take one or two instructions each. */
+/* The time per element in float; other opcodes take one or two instructions each. */
 static double nanoseconds_of(int opcode) {
     switch (opcode) {
     case OPCODE_WEIGHT:
@@ -244,7 +244,7 @@ int64_t rowwise_save(struct rowwise *rows, int term) {
     return at;
 }
 
-/* The counterpart of rowwise_save: strides locate each row's number along the axes of this program's space. */
+/* This is the counterpart of rowwise_save: strides locate each row's number along the axes of this program's space. */
 int rowwise_load_saved(struct rowwise *rows, int64_t at, const int64_t *strides, bool is_wide) {
     struct row_operand operand = {.value = VALUE_SCRATCH, .term = -1, .type = scratch_type(is_wide), .offset = at};
     for (int i = 0; i < rows->space.axis_count; i++)

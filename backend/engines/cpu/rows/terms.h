@@ -72,7 +72,7 @@ struct rowwise {
     const struct graph *graph;
     enum statistics_method method; /* for norms; all other statistics are computed one after the other */
     bool sums_apart;               /* no column sums: gradients of scale and bias are computed by a separate pass */
-    bool is_wide;                  /* everything is computed in double, whatever the operations request */
+    bool is_wide;                  /* everything is computed in double, even if operations request less */
     struct row_space space;
     int operand_count, value_count, term_count;
     struct row_operand *operands;

@@ -162,8 +162,8 @@ weftStatus_t attention_backward_accepts(const struct cuda_attention *c);
 weftStatus_t attention_backward_build(struct step *step, const struct cuda_attention *c, struct cuda_step *state,
                                       struct arena *arena);
 
-/* Only the gradients of the bias and of the score modifier's operands: whether any is requested, their predicted
-   seconds, and their kernels, whose workspace starts at `workspace_at`. */
+/* These compute only the gradients of the bias and of the score modifier's operands: whether any is requested, their
+   predicted seconds, and their kernels, whose workspace starts at `workspace_at`. */
 bool attention_backward_wants_biases(const struct cuda_attention *c);
 double attention_backward_predict_biases(const struct cuda_attention *c);
 weftStatus_t attention_backward_build_biases(struct step *step, const struct cuda_attention *c, int64_t workspace_at,

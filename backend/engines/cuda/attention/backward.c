@@ -228,7 +228,7 @@ static weftStatus_t build_rows(struct step *step, const struct cuda_attention *c
     return attention_grid(kernel, c, divide_up(c->lines, ROW_WARPS), ROW_WARPS);
 }
 
-/* Operands of the scores and of dP, with their scales. */
+/* Emits the operands of the scores and of dP, with their scales. */
 static void emit_operands(struct kernel_source *source, const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct numbers scales[] = {{c->a->descale_q, "descale_q"},
@@ -297,7 +297,8 @@ static void emit_operand_type(struct kernel_source *source, const struct tensor 
         emit_type(source, name, (weftDataType_t)type);
 }
 
-/* The scales of an operand of a gradient: those of the copy if there is one, otherwise those of the original. */
+/* Returns the scales of an operand of a gradient: those of the copy if there is one, otherwise those of the
+   original. */
 static struct numbers scales_of_operand(const struct tensor *copy, struct numbers of_copy, struct numbers of_original) {
     return copy ? of_copy : of_original;
 }

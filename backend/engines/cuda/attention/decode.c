@@ -149,7 +149,7 @@ static enum split split_of(const struct decode *d, int64_t splits) {
     return splits <= min64(CLUSTER_MAX, d->c->device->cuda.cluster_most) ? SPLIT_CLUSTER : SPLIT_WORKSPACE;
 }
 
-/* Row tiles of one key head. */
+/* Returns the row tiles of one key head. */
 static int64_t row_tiles_of(const struct decode *d, const struct decode_tile *t) {
     return divide_up(d->rows, tile_rows(t));
 }
@@ -286,7 +286,7 @@ static weftStatus_t divide_work(struct decode *d, const struct knob_choices *kno
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Only dimensions with extent above 1 count; the last one is contiguous. */
+/* Checks only dimensions with extent above 1; the last one is contiguous. */
 static bool has_positive_strides(const struct tensor *tensor) {
     bool is_positive = true;
     for (int i = 0; i < 3; i++)
@@ -508,7 +508,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     step->seconds = predict(&d);
-    /* in stream order: clear, main kernel, merge */
+    /* The kernels run in stream order: clear, main kernel, merge. */
     TRY(attention_build_amax_clear(&c, state, arena));
     TRY(build_main(step, &d, &state->kernels[state->count++], arena));
     if (split_of(&d, d.splits) == SPLIT_WORKSPACE)

@@ -168,7 +168,7 @@ template <int WIDTH, int PAGE, class T> struct row_loader {
 using key_loader = row_loader<DEPTH, K_PAGE, k_t>;
 using value_loader = row_loader<VALUES, V_PAGE, v_t>;
 
-/* Page indices of a slice: one lane per key, and one per value. */
+/* If keys or values are paged, one lane holds the page index of each key, or of each value, of a slice. */
 constexpr bool IS_PAGED = K_PAGE || V_PAGE;
 
 template <class P> struct slice_pages {

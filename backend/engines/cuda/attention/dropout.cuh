@@ -30,7 +30,7 @@ DEVICE u32 keep_bits(const rng_state &c, u64 block) {
     return bits;
 }
 
-/* The factor of kept elements. */
+/* Returns the factor of kept elements. */
 template <class N, class P> DEVICE N dropout_scale_of(const P &a) {
     if constexpr (!HAS_DROPOUT)
         return 1;

@@ -22,7 +22,7 @@ int attention_run(const struct tensor *tensor) {
     return length < 0 ? (int)-length : (int)length;
 }
 
-/* A dimension of extent 1 gets stride 0, whatever its tensor has: indices may exceed it. */
+/* A dimension of extent 1 always gets stride 0, because indices may exceed it. */
 void attention_emit_tensor(struct kernel_source *source, const struct cuda_attention *c, const struct tensor *tensor,
                            const char *name, const char *const axes[4]) {
     static const char *const usual[] = {"batch", "head", "row", "column"};
@@ -139,7 +139,7 @@ static void emit_scale_steps(struct kernel_source *source, const struct tensor *
     }
 }
 
-/* The function exists without scales, too; it then returns no_scales. */
+/* Emits the function even without scales; it then returns no_scales. */
 void attention_emit_element_scales(struct kernel_source *source, const struct cuda_attention *c,
                                    const struct tensor *scales, const struct tensor *operand, const char *name) {
     static const char SIGNATURE[] = "template <class P> DEVICE auto %s_scales(const P &a, i64 batch, i64 head) {\n";
@@ -176,7 +176,8 @@ static void emit_operand_scales(struct kernel_source *source, const struct cuda_
         attention_emit_tensor(source, c, scales, field, NULL);
 }
 
-/* The converted operands already include block scales. kind: before conversion. */
+/* Returns the scales that are left after the conversion, because the converted operands already include block scales.
+   kind: the kind before the conversion. */
 static int scales_left(const struct cuda_attention *c, int kind) {
     return c->widened && kind == ATTENTION_SCALES_BLOCKS ? ATTENTION_SCALES_NONE : kind;
 }

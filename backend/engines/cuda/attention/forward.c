@@ -118,7 +118,8 @@ void attention_emit_ends(struct kernel_source *source, const struct cuda_attenti
     attention_emit_wanted(source, c, c->forward->sum_exp, "sum_exp", "HAS_SUM_EXP");
 }
 
-/* In this order: partial O, row maxima, row sums of each split and line, each aligned to 64 bytes. */
+/* Emits the arrays in this order: partial O, then row maxima and row sums of each split and line, each aligned to 64
+   bytes. */
 int64_t attention_emit_splits(struct kernel_source *source, const struct cuda_attention *c, int64_t splits) {
     int64_t lines = splits * c->lines, bytes = c->arithmetic->sum_bytes;
     int64_t o_bytes = round_up(lines * c->value_depth * bytes, 64), line_bytes = round_up(lines * bytes, 64);

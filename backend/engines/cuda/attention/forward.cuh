@@ -93,7 +93,7 @@ DEVICE void load_by_blocks(staged_t *to, const T *any, int columns, i64 step, F 
     C::template load<S::IS_BY_ELEMENT>(to, any, columns, step, row_address, scale);
 }
 
-/* Columns `column` .. column + DEPTH - 1. */
+/* Loads columns `column` .. column + DEPTH - 1. */
 template <class P> DEVICE void load_q(const P &a, const position &at, const lengths &used, int column, memory &shared) {
     const auto row_address = [&](int i) -> const q_t * {
         if (at.first + i >= a.rows)
@@ -116,7 +116,7 @@ template <class P> DEVICE void load_q(const P &a, const position &at, const leng
         q_loader::load(shared.q, a.q, (int)a.depth - column, a.q_column, row_address);
 }
 
-/* The same columns of K. */
+/* Loads the same columns of K. */
 template <class P>
 DEVICE void load_k(const P &a, const position &at, const span &keys, int first, int column, stage &to) {
     const i64 head = at.group * (IS_PACKED ? a.pack : 1);

@@ -61,7 +61,7 @@ template <class P> DEVICE auto d_o_of(const P &a, i64 batch, i64 head) {
                                     d_o_scales(a, batch, head));
 }
 
-/* The operands of gradients. */
+/* Operands of the gradients. */
 template <class P> DEVICE auto q_for_dk(const P &a, i64 batch, i64 head) {
     if constexpr (HAS_Q_T)
         return head_operand_at<Q_T_RUN>(a.q_t + batch * a.q_t_batch + head * a.q_t_head, a.q_t_row, a.q_t_column,
@@ -162,7 +162,7 @@ DEVICE void load_streamed(const P &a, i64 batch, i64 head, const span &visible, 
         load_statistics(a, batch, head, first, to);
 }
 
-/* For the tiles that gradients are computed from. */
+/* Clears non-finite rows in the tiles from which gradients are computed. */
 DEVICE bool clear_non_finite_rows(streamed_tile &tile, int *non_finite, int mark) {
     bool any_non_finite = false;
     if constexpr (!KV_RESIDENT)

@@ -19,7 +19,7 @@ template <class T, int WIDTH> struct slice_rows {
     const char *row;
     u32 swizzle;
 
-    /* For a lane that reads the first or the second half of 32 bytes of row r. */
+    /* Returns the address for a lane that reads the first or the second half of 32 bytes of row r. */
     DEVICE slice_rows(const void *rows, int r, int half)
         : row((const char *)rows + r * PITCH + (USES_TMA ? 0 : half * 16)),
           swizzle(USES_TMA ? (half ^ r % 8) * 16 : 0) {}

@@ -1,5 +1,5 @@
 /* lengths: queries and keys in use of a batch entry, from lengths or cumulative sums. They are clamped to 0 .. all,
-   whatever the lists contain. An entry whose ragged offsets are outside of a tensor has length 0. Requires
+   even if the lists are invalid. An entry whose ragged offsets are outside of a tensor has length 0. Requires
    HAS_SEQ_LEN_Q HAS_SEQ_LEN_KV and the emitted functions queries_fit and keys_fit */
 
 template <bool ARE_SUMS, class T> DEVICE i64 length_of(const T &list, i64 batch, i64 step, i64 all) {

@@ -19,7 +19,7 @@ static void emit_head(struct text *code, const struct cuda_attention *c, const c
              name, more, is_narrow(c) ? "    using score_functions::tanh;\n" : "");
 }
 
-/* Such operands are read one by one, and may be of types below a byte. */
+/* Such operands are read element by element, and may have types narrower than a byte. */
 bool attention_modifies_with(const struct cuda_attention *c, const struct tensor *tensor) {
     for (int64_t i = 0; i < c->a->modifier.operands.count; i++)
         if (c->a->modifier.operands.tensors[i] == tensor)
@@ -269,7 +269,7 @@ void attention_emit_between_gradient(struct kernel_source *source, const struct 
     emit_derived_from(&source->code, c, f.input, f.output, f.input);
 }
 
-/* Given by the sub-graph, or derived. */
+/* Emits the gradient that the sub-graph gives, or the derived one. */
 void attention_emit_modifier_gradient(struct kernel_source *source, const struct cuda_attention *c) {
     const struct score_modifier *m = &c->a->modifier;
     if (!m->graph)
@@ -284,7 +284,7 @@ void attention_emit_modifier_gradient(struct kernel_source *source, const struct
     text_add(&source->code, "    return as<T>::of(v%d);\n}\n\n", m->gradient_output);
 }
 
-/* i: index into the operation's gradients, not its operands. */
+/* Emits the gradient of an operand. i: index into the operation's gradients, not its operands. */
 void attention_emit_operand_gradient(struct kernel_source *source, const struct cuda_attention *c, int64_t i) {
     text_add(&source->code, "/* The gradient of an operand of the score modifier. */\n");
     emit_head(&source->code, c, "operand_gradient", ", T gradient");

@@ -10,7 +10,7 @@ template <class P> DEVICE sum_t query_scale_of(const P &a, i64 batch, i64 head) 
     return as<sum_t>::of(a.descale_q[batch * a.descale_q_batch + head * a.descale_q_head]);
 }
 
-/* The factor of the products of a head. */
+/* Returns the factor of the products of a head. */
 template <class P> DEVICE sum_t score_scale_of(const P &a, i64 batch, i64 head) {
     sum_t scale = scale_of(a);
     if constexpr (Q_SCALES == 1)
@@ -45,7 +45,7 @@ template <class P> DEVICE sum_t value_scale_of(const P &a, i64 batch, i64 head) 
         scale *= as<sum_t>::of(*a.descale_s);
     return scale;
 }
-/* The scale of the stored O. */
+/* Returns the scale of the stored O. */
 template <class P> DEVICE sum_t result_scale_of(const P &a) {
     if constexpr (HAS_SCALE_O)
         return as<sum_t>::of(*a.scale_o);

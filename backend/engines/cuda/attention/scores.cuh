@@ -69,20 +69,20 @@ template <class P> DEVICE span visible_to_each(const P &a, const lengths &used, 
 
 /* ---- Scores: in natural units, or times log2(e) if that saves an operation and cannot overflow ---- */
 
-/* A bias or a modifier may hide a score by -inf, whatever the bounds are. */
+/* A bias or a modifier may hide a score by -inf, in addition to the bounds. */
 constexpr bool MAY_HIDE = BIAS != 0 || HAS_MODIFIER;
 constexpr bool IS_LOG2 = sizeof(sum_t) == 4 && !MAY_HIDE;
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
 
 DEVICE float low_of(float) { return __int_as_float(0xff800000); }
 DEVICE double low_of(double) { return (double)low_of(0.0f); }
-/* The score of a hidden key. */
+/* Returns the score of a hidden key. */
 DEVICE sum_t hidden_score() { return low_of((sum_t)0); }
 DEVICE sum_t not_a_number() { return (sum_t)__int_as_float(0x7fffffff); }
 
 DEVICE sum_t to_score_units(sum_t natural) { return IS_LOG2 ? natural * (sum_t)LOG2_E : natural; }
 DEVICE sum_t to_natural(sum_t score) { return IS_LOG2 ? score * (sum_t)LN_2 : score; }
-/* e^x, or 2^x, of a difference of scores. */
+/* Returns e^x, or 2^x, for a difference of scores x. */
 DEVICE float power(float x) { return exp2_approx(IS_LOG2 ? x : x * LOG2_E); }
 DEVICE double power(double x) { return ::exp(x); }
 
@@ -122,7 +122,7 @@ DEVICE resident_row resident_row_of(const P &a, const lengths &used, i64 batch, 
 DEVICE int query_of(const resident_row &resident, int other) { return KV_RESIDENT ? other : resident.index; }
 DEVICE int key_of(const resident_row &resident, int other) { return KV_RESIDENT ? resident.index : other; }
 
-/* Score of a scaled product. */
+/* Returns the score of a scaled product. */
 template <class P> DEVICE sum_t score_of(const P &a, const resident_row &resident, int other, sum_t score) {
     if constexpr (HAS_MODIFIER) {
         score = modified(a, resident.batch, resident.head, query_of(resident, other), key_of(resident, other), score);
@@ -163,7 +163,7 @@ DEVICE void score_tile(const P &a, const resident_row (&resident)[2], int first,
 
 /* ---- Dropout: a Philox block serves four adjacent keys of a query; or a mask is multiplied ---- */
 
-/* The mask of a visible score. */
+/* Returns the mask of a visible score. */
 template <class P> DEVICE sum_t mask_of(const P &a, const resident_row &resident, int other) {
     const i64 offset = resident.mask + other * (KV_RESIDENT ? a.dropout_mask_query : a.dropout_mask_key);
     return as<sum_t>::of(load_run<dropout_mask_t, 1>(a.dropout_mask + offset).at[0]);

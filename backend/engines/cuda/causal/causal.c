@@ -36,7 +36,7 @@ enum {
 /* The results of forward.cuh. */
 enum result { RESULT_Y, RESULT_DS, RESULT_DX };
 
-/* Strides of a sequence in elements, of a tensor or, if NULL, of scratch in the type of the sums. */
+/* Strides of a sequence in elements, for a tensor or, if it is NULL, for scratch memory in the type of the sums. */
 struct sequence {
     const struct tensor *tensor;
     int64_t batch, channel, step;
@@ -104,8 +104,8 @@ static bool can_shift(const struct tensor *const *tensors, int count, int64_t ru
     return true;
 }
 
-/* As many adjacent elements as one access to all sequences can load, or fewer if the taps of as many channels would
-   fill the registers. */
+/* Chooses as many adjacent elements as one access to all sequences can load, or fewer if the taps of as many channels
+   would fill the registers. */
 static void choose_run(struct causal *c) {
     const struct tensor *tensors[4];
     int count = sequences_of(c, tensors), dim = c->is_last ? CAUSAL_CHANNEL : CAUSAL_TIME;
@@ -157,7 +157,7 @@ static void choose_length(struct causal *c, const struct device *device) {
     c->strips = c->steps ? divide_up(c->steps + (c->shifts ? c->run - 1 : 0), c->length) : 0;
 }
 
-/* Enough blocks for every multiprocessor if the strips suffice, else one strip per thread. */
+/* Chooses enough blocks for every multiprocessor if there are enough strips, else one strip per thread. */
 static void choose_blocks(struct causal *c, const struct device *device) {
     int64_t all = c->batch * c->strips, lanes = c->is_last ? WARP : 1;
     c->threads = THREADS_MOST;

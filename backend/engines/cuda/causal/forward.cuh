@@ -25,7 +25,7 @@ DEVICE void add_products(sum_t (&sums)[CHANNELS][STRIP], const window<x_t, HEAD 
                     sums[c][t] += taps[c][k] * x.at(c, (IS_REVERSED ? 0 : BEFORE) + t + k);
 }
 
-/* Where the window of a chunk begins, for a strip that begins at `first`. */
+/* Returns where the window of a chunk begins for a strip that begins at `first`. */
 DEVICE i32 window_of(const arguments &p, i32 chunk, i32 first) {
     return IS_REVERSED ? first + chunk * TAPS : first - HEAD - ((i32)p.chunks - 1 - chunk) * TAPS;
 }

@@ -15,7 +15,7 @@ constexpr int CHANNELS = CHANNELS_LAST ? RUN : 1, LANES = CHANNELS_LAST ? 32 : 1
               WARPS = THREADS / 32;
 static_assert(THREADS % 32 == 0, "a block is whole warps");
 
-/* A thread's first channel, and how many channels from there on exist: 0 to CHANNELS. */
+/* A thread's first channel, and how many channels exist after it: 0 to CHANNELS. */
 DEVICE int lane() { return (int)threadIdx.x % LANES; }
 DEVICE int worker() { return (int)threadIdx.x / LANES; }
 DEVICE i64 first_channel() { return ((i64)blockIdx.x * LANES + lane()) * CHANNELS; }
@@ -37,7 +37,7 @@ template <class F> DEVICE void for_each_strip(const arguments &p, F f) {
     }
 }
 
-/* A few channels of one sequence: the first step of the first one, and strides in elements. */
+/* A few channels of one sequence. Has the first step of the first channel, and strides in elements. */
 template <class T> struct sequence {
     T *first;
     i64 channel, step;
@@ -92,7 +92,7 @@ template <class T, int STEPS> struct window {
     }
 };
 
-/* Stores one access of results at p, beginning with step `step`, for the steps from `least` to before `steps`. */
+/* Stores one access of results at p. It begins with step `step`, and only steps least .. steps - 1 are stored. */
 template <class T>
 DEVICE void store_piece(T *p, const sequence<T> &to, const run<T, RUN> &out, i32 step, i32 least, i32 steps,
                         int channels) {
@@ -159,7 +159,7 @@ DEVICE void load_bias(sum_t (&bias)[CHANNELS], const arguments &p, int channels)
         bias[c] = HAS_BIAS && c < channels ? as<sum_t>::of((p.bias + 0)[(first_channel() + c) * p.bias_c]) : (sum_t)0;
 }
 
-/* Steps of a window before the first step of its strip, and after its last one. */
+/* The steps of a window before the first step of its strip and after its last one. */
 constexpr DEVICE int whole(int steps) { return CHANNELS_LAST ? steps : (steps + RUN - 1) / RUN * RUN; }
 constexpr int HEAD = whole(TAPS - 1), BEFORE = HEAD - (TAPS - 1);
 

@@ -106,7 +106,7 @@ static weftStatus_t compile_all(struct compilation *all) {
 
 weftStatus_t cuda_compile(struct step *steps, int count, const struct device *device,
                           const struct aot_codes *aot_codes) {
-    /* On the heap because it contains a text of a few KiB. */
+    /* This is on the heap because it contains a text of a few KiB. */
     struct compilation *all = calloc(1, sizeof *all);
     if (!all)
         return status_no_memory(sizeof *all);

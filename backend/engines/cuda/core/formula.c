@@ -50,7 +50,7 @@ static void emit_parameters(struct text *code, const char *type, const char *for
         double number;
     } all[] = {{"lower", p.lower}, {"upper", p.upper}, {"slope", p.slope}, {"alpha", p.alpha}, {"beta", p.beta}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        /* A name that is part of another one would declare an unneeded constant, never omit one. */
+        /* A name that is part of another one would add an unneeded constant, but never omit one. */
         if (strstr(formula, all[i].name)) {
             text_add(code, " const %s %s = (%s)", type, all[i].name, type);
             emit_real(code, all[i].number);

@@ -121,7 +121,7 @@ void emit_number(struct kernel_source *source, int64_t number, const char *name)
     add_argument(source, (struct argument){ARGUMENT_NUMBER, -1, number});
 }
 
-/* Three words: the address of the offsets, the step from one to the next, and their multiplier. */
+/* Emits three words: the address of the offsets, the step from one to the next, and their multiplier. */
 void emit_ragged(struct kernel_source *source, weftDataType_t type, int value, int64_t step, int64_t multiplier,
                  const char *name) {
     text_add(&source->fields, "    ragged<%s> %s;\n", cuda_element_name(type), name);
@@ -130,7 +130,7 @@ void emit_ragged(struct kernel_source *source, weftDataType_t type, int value, i
     add_argument(source, (struct argument){ARGUMENT_NUMBER, -1, multiplier});
 }
 
-/* Nine words, in the order of the struct. */
+/* Emits nine words, in the order of the struct. */
 void emit_ragged_limit(struct kernel_source *source, const struct ragged_limit *limit, const char *name) {
     const int64_t numbers[] = {limit->step, limit->multiplier, limit->most, limit->latest,
                                limit->row,  limit->width,      limit->unit};

@@ -94,7 +94,7 @@ struct kernel_source {
 
 void kernel_source_init(struct kernel_source *source, const struct region *region);
 void emit_constant(struct kernel_source *source, const char *name, int64_t value);
-/* using NAME = the storage type of a data type; */
+/* Emits "using NAME = " and the storage type of a data type. */
 void emit_type(struct kernel_source *source, const char *name, weftDataType_t type);
 /* The CUDA name of a data type, or NULL if its elements have no address because they are smaller than a byte. */
 const char *cuda_type_name(weftDataType_t type);
@@ -121,7 +121,8 @@ struct ragged_limit {
     int64_t multiplier, most, latest, row, width, unit;
 };
 void emit_ragged_limit(struct kernel_source *source, const struct ragged_limit *limit, const char *name);
-/* core/index.cuh's divisor for n / value, n < 2^31: kernels divide by an argument with a multiplication and a shift. */
+/* Emits core/index.cuh's divisor for n / value, n < 2^31: kernels divide by an argument with a multiplication and a
+   shift. */
 void emit_divisor(struct kernel_source *source, int64_t value, const char *name);
 
 /* Comments that name the origin of generated code: emit_operation emits the kind of an operation, "relu_fwd";

@@ -96,8 +96,8 @@ static weftStatus_t encode_maps(uint64_t *words, const struct cuda_kernel *kerne
 
 static weftStatus_t run_kernel(const struct cuda_kernel *kernel, void *const *values, const void *workspace,
                                weftStream_t stream) {
-    /* On the stack, so that threads can run one plan concurrently. Maps need 64-byte alignment, which the kernel's
-       struct has, too. */
+    /* The words are on the stack, so that threads can run one plan concurrently. Maps need 64-byte alignment, which the
+       kernel's struct has, too. */
     _Alignas(struct cuda_tensor_map) uint64_t words[ARGUMENTS_MAX + 1];
     for (int i = 0; i < kernel->argument_count; i++)
         words[i] = argument_word(&kernel->arguments[i], values, workspace);

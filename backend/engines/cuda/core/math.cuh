@@ -43,10 +43,10 @@ DEVICE float logistic(float x) {
     return reciprocal_approx(fmaf(y, more, 1.0f));
 }
 DEVICE double logistic(double x) { return 1 / (1 + ::exp(-x)); }
-/* Relative error |x| 2^-24, in an approximation anyway: half the instructions. */
+/* The relative error of |x| 2^-24 is acceptable in an approximation, and saves half the instructions. */
 DEVICE float logistic_approx(float x) { return reciprocal_approx(1.0f + exp2_approx(-1.44269504f * x)); }
 DEVICE double logistic_approx(double x) { return logistic(x); }
-/* The larger one; NaN for NaN; +0 for two zeros of different sign. */
+/* Returns the larger number; NaN for NaN; +0 for two zeros of different sign. */
 DEVICE float at_least(float x, float least) {
     if constexpr (CHIP < 800)
         return x <= least ? least : x;

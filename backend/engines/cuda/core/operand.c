@@ -7,7 +7,7 @@
 /* In elements: 16 bytes of the smallest addressable type. */
 enum { RUN_MAX = 16 };
 
-/* A tensor of one element broadcasts whatever its rank: it may have fewer dims than the space, and is not indexed by
+/* A tensor of one element broadcasts for any rank: it may have fewer dims than the space, and is not indexed by
    them. */
 void operand_of_tensor(struct operand *operand, const struct graph *graph, int value, const struct space *space,
                        bool is_store) {
@@ -19,7 +19,7 @@ void operand_of_tensor(struct operand *operand, const struct graph *graph, int v
         operand->strides[i] = tensor->dims.at[i] == 1 ? 0 : tensor->strides.at[i];
 }
 
-/* 1 for a space without dims. */
+/* Returns 1 for a space without dims. */
 int64_t space_elements(const struct space *space) {
     int64_t elements = 1;
     for (int i = 0; i < space->rank; i++)
@@ -39,7 +39,7 @@ static void swap_dims(struct space *space, struct operand *operands, int count, 
     }
 }
 
-/* For dims of extent 1, or merged with the next one. */
+/* Removes a dim of extent 1, or one that was merged with the next one. */
 static void remove_dim(struct space *space, struct operand *operands, int count, int dim) {
     space->rank--;
     for (int i = dim; i < space->rank; i++) {
@@ -83,7 +83,7 @@ static int64_t common_length(const struct space *space, const struct operand *op
     return length;
 }
 
-/* Number of elements in an aligned access of up to 16 bytes. */
+/* Returns the number of elements in an aligned access of up to 16 bytes. */
 static int64_t elements_per_access(const struct operand *operand, const struct graph *graph) {
     int64_t bits = gcd64(graph->values[operand->memory].tensor->alignment, 16) * 8;
     int64_t fits = bits / dtype_of(operand->type)->bits;
@@ -113,7 +113,7 @@ static int64_t limit_length(int64_t length, const struct operand *operand, int64
     return gcd64(length, is_aligned && fits < byte ? byte : fits);
 }
 
-/* Elements of the smallest type per byte. */
+/* Returns the number of elements of the smallest type per byte. */
 static int64_t elements_per_byte(const struct operand *operands, int count) {
     int64_t most = 1;
     for (int k = 0; k < count; k++) {
@@ -127,7 +127,7 @@ int space_run_length(const struct space *space, const struct operand *operands, 
     int last = space->rank - 1;
     int64_t length = last ? gcd64(RUN_MAX, space->extents[last]) : RUN_MAX;
     for (int k = 0; k < count; k++) {
-        /* Coordinates, and operands that broadcast or are strided along the run, are accessed one by one. */
+        /* Coordinates, and operands that broadcast or are strided along the run, are accessed element by element. */
         if (operands[k].memory < 0 || operands[k].strides[last] != 1)
             continue;
         length = limit_length(length, &operands[k], elements_per_byte(operands, count), graph);

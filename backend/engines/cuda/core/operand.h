@@ -14,7 +14,7 @@ struct operand {
     weftDataType_t type;
     int64_t offset;                /* in elements */
     int64_t strides[WEFT_DIM_MAX]; /* 0 for broadcast dims */
-    /* For a value without memory that is split into parts along a coordinate; NULL: a single piece. Only rows use
+    /* Used if the value has no memory but is split into parts along a coordinate; NULL: a single piece. Only rows use
        it. */
     const struct concat_op *parts;
     int coordinate; /* the operand that is this coordinate; operands after it are the parts after the first */
@@ -46,7 +46,7 @@ int operand_run_length(const struct space *space, const struct operand *operand,
    remainder. */
 int space_run_length(const struct space *space, const struct operand *operands, int count, const struct graph *graph);
 
-/* The same if runs may continue from row to row, for dense operands; others are accessed one by one. */
+/* The same if runs may continue from row to row, for dense operands; others are accessed element by element. */
 int space_flat_length(const struct space *space, const struct operand *operands, int count, const struct graph *graph);
 
 #endif

@@ -112,7 +112,7 @@ DEVICE float min_nan(float a, float b) { /* sm_80 */
 
 /* ---- Bits ---- */
 
-/* 2 bits + the carry of a + b. */
+/* Returns 2 bits + the carry of a + b. */
 DEVICE u32 shift_carry_in(u32 bits, u32 a, u32 b) {
     u32 y;
     asm("{ .reg .u32 sum; add.cc.u32 sum, %2, %3; addc.u32 %0, %1, %1; }" : "=r"(y) : "r"(bits), "r"(a), "r"(b));
@@ -157,7 +157,7 @@ DEVICE u32 sub_f16x2(u32 a, u32 b) {
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
     return y;
 }
-/* a * b + c, rounded once. */
+/* Returns a * b + c, rounded once. */
 DEVICE u32 fma_f16x2(u32 a, u32 b, u32 c) {
     u32 y;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
@@ -222,7 +222,7 @@ DEVICE float mov_pair(u16 low, u16 high) {
     asm("mov.b32 %0, {%1, %2};" : "=f"(y) : "h"(low), "h"(high));
     return y;
 }
-/* Four of the eight bytes of two words, each selected by a digit, the lowest first. */
+/* Selects four of the eight bytes of two words, each by a digit, the lowest byte first. */
 DEVICE u32 prmt(u32 a, u32 b, u32 digits) {
     u32 y;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(digits));
@@ -286,7 +286,8 @@ DEVICE u32 atom_inc_shared(u32 address, u32 most) {
     asm volatile("atom.acq_rel.cta.shared.inc.u32 %0, [%1], %2;" : "=r"(before) : "r"(address), "r"(most) : "memory");
     return before;
 }
-/* The same across all blocks. */
+/* Adds to a word in global memory. Earlier writes of the thread are visible to those that read the sum with
+   ld_acquire. */
 DEVICE void red_release_add(u32 *p, u32 x) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }

@@ -333,7 +333,7 @@ template <int PENDING> DEVICE void mma_wait() {
 DEVICE void fence_register(float &r) { asm volatile("" : "+f"(r)::"memory"); }
 DEVICE void fence_register(i32 &r) { asm volatile("" : "+r"(r)::"memory"); }
 DEVICE void fence_register(u32 &r) { asm volatile("" : "+r"(r)::"memory"); }
-/* Reads both operands here, whatever the compiler knows of the uses of the result. */
+/* Reads both operands here, even if the compiler knows that the result is unused. */
 DEVICE u32 select(bool is_first, u32 x, u32 y) {
     u32 r;
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; selp.b32 %0, %1, %2, p; }"

@@ -154,7 +154,7 @@ template <class A> struct least {
 
 /* ---- Mean and squared deviations ---- */
 
-/* 1 / sqrt(x), and part / whole, not necessarily exact to the last bit. */
+/* Returns 1 / sqrt(x), and part / whole, not necessarily exact to the last bit. */
 DEVICE float inverse_root(float x) { return ptx::rsqrt(x); }
 DEVICE double inverse_root(double x) { return 1 / ::sqrt(x); }
 DEVICE float share(float part, float whole) { return part * reciprocal_approx(whole); }
@@ -169,7 +169,7 @@ template <class T, int N> DEVICE T mean_of(const T (&some)[N]) {
     return from<T>::number(mean);
 }
 
-/* The mean of elements at a stride of `step`. */
+/* Returns the mean of elements at a stride of `step`. */
 template <class T> DEVICE T sample(const T *p, i64 step) {
     constexpr int SAMPLES = 16;
     T some[SAMPLES];
@@ -220,7 +220,7 @@ template <class A> struct moments {
 /* The reference point of the exponentials; finite even if all scores are -inf. */
 template <class A> DEVICE A shift_of(A most) { return most == ends<A>::low() ? (A)0 : most; }
 
-/* e^(score - shift), where score <= shift; 1 for infinity minus itself. */
+/* Returns e^(score - shift), where score <= shift, and 1 for infinity minus itself. */
 DEVICE float weight(float score, float shift) {
     float distance = score == shift ? 0.0f : score - shift;
     distance = distance < -150.0f ? -150.0f : distance;
@@ -263,8 +263,8 @@ template <class A, bool IS_BRIEF> struct weights {
     }
 };
 
-/* As for other totals, but with a single exponential per lane: the largest score first, then the sums relative to
-   it. */
+/* Like the general template, but with a single exponential per lane: reduces the largest score first, then the sums
+   relative to it. */
 template <class P, int FIRST, int LAST, class A, bool IS_BRIEF>
 DEVICE weights<A, IS_BRIEF> reduce_lanes(weights<A, IS_BRIEF> x) {
     A most = x.number;

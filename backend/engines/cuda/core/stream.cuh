@@ -80,7 +80,7 @@ template <class T, int N> struct raw {
         return r;
     }
 
-    /* One by one, at any alignment. */
+    /* Loads the elements separately, at any alignment. */
     template <int COUNT> static DEVICE raw load_each(const T *p) {
         raw r;
 #pragma unroll
@@ -126,7 +126,7 @@ template <class T, int N> struct raw {
     }
 };
 
-/* In 16-byte words if the run's size allows. IS_LAST: the cache may evict it first. */
+/* Stores 16-byte words if the run's size allows. IS_LAST: the cache may evict it first. */
 template <bool IS_LAST, class T, int N> DEVICE void store_by_words(T *p, const run<T, N> &r) {
     if constexpr (sizeof(run<T, N>) % 16 == 0) {
         union {

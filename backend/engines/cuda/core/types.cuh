@@ -60,7 +60,8 @@ DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(double x) { return (float)x; }
 DEVICE float to_float(f16 x) { return ptx::cvt_f32_f16(x.bits); }
 DEVICE float to_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
-/* The same, but not before it is used: converting data that is loaded ahead would take twice the registers. */
+/* Converts in the same way, but not before the number is used: converting data that is loaded ahead would take twice
+   the registers. */
 DEVICE float to_float_late(bf16 x) { return ptx::mov_pair(0, x.bits); }
 /* One of two elements in a word, which stays whole until then; otherwise each would be extracted when it is loaded. */
 DEVICE float to_float_late(u32 pair, int e) { return __uint_as_float(ptx::prmt(pair, 0, e ? 0x3244 : 0x1044)); }
@@ -143,7 +144,7 @@ DEVICE u8 pack_fp8(double x, int fraction_bits, int bias, u32 largest, u32 nan) 
     int exponent = (__double2hiint(magnitude) >> 20) - 1023;
     if (exponent < 1 - bias)
         exponent = 1 - bias;
-    /* In units in the last place at this exponent; rounding up may carry into the exponent, as it should. */
+    /* Scales to units in the last place at this exponent; rounding up may carry into the exponent, as it should. */
     double scale = __hiloint2double((1023 + fraction_bits - exponent) << 20, 0);
     if (exponent > 40)
         return (u8)(sign | largest);
@@ -206,7 +207,7 @@ template <> struct from<e5m2> {
         return e5m2{(u8)ptx::cvt_e5m2x2(0.0f, x)};
     }
 };
-/* Only an exponent: no zero and no sign. Halfway between two powers, the upper one is even. */
+/* The type has only an exponent: no zero and no sign. Halfway between two powers, the upper one is even. */
 template <> struct from<e8m0> {
     template <class A> static DEVICE e8m0 number(A number) {
         const double x = (double)number;
@@ -317,7 +318,7 @@ template <class T, class A> DEVICE A rounded(A x) { return as<A>::of(from<T>::nu
 template <class T> DEVICE u32 rounded_pair(float low, float high);
 template <> DEVICE u32 rounded_pair<bf16>(float low, float high) { return ptx::cvt_bf16x2(high, low); }
 template <> DEVICE u32 rounded_pair<f16>(float low, float high) { return ptx::cvt_f16x2(high, low); }
-/* Four of 8 bits, the first in the lowest byte; sm_89. */
+/* Rounds to four numbers of 8 bits, the first in the lowest byte; requires sm_89. */
 template <class T> DEVICE u32 rounded_four(float a, float b, float c, float d) {
     if constexpr (same<T, e4m3>::value)
         return (u32)ptx::cvt_e4m3x2(b, a) | (u32)ptx::cvt_e4m3x2(d, c) << 16;
@@ -369,7 +370,7 @@ template <class T, int N> DEVICE kept_run<T, N> keep_run(const run<float, N> &x)
     return kept;
 }
 
-/* Stored as words, because the compiler splits copies of byte runs. */
+/* The bytes are stored as words, because the compiler splits copies of byte runs. */
 template <int BYTES> struct alignas(BYTES < 16 ? BYTES : 16) chunk {
     u32 words[BYTES / 4];
 };

@@ -13,7 +13,7 @@
 
 enum { THREADS = 256, UNROLL = 4 }; /* UNROLL: vectors that a thread loads before it stores them */
 
-/* On the stack of accepts or build: parts refer to the operation's tensors. */
+/* This is on the stack of accepts or build: parts refer to the operation's tensors. */
 struct movement {
     const struct region *region;
     const struct descriptor *op;

@@ -69,7 +69,7 @@ static weftStatus_t make_plain(struct tensor **made, const struct tensor *tensor
 
 /* ---- The graph with plain tensors -------------------------------------------------------------------------------- */
 
-/* Index of a value in the list; -1: not found. */
+/* Returns the index of a value in the list, or -1 if it is not found. */
 static int find_staged(const struct staged *staged, int value) {
     for (int k = 0; k < staged->count; k++)
         if (staged->at[k].value == value)
@@ -123,7 +123,7 @@ static weftStatus_t note_operand(struct staged *staged, const struct region *reg
     return WEFT_STATUS_SUCCESS;
 }
 
-/* For op_exchange: replaces a staged tensor by its plain one. */
+/* Replaces a staged tensor by its plain one, for op_exchange. */
 static struct tensor *exchange(const void *context, struct tensor *tensor) {
     const struct staged *staged = context;
     for (int k = 0; k < staged->count; k++)
@@ -187,7 +187,8 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building steps ---------------------------------------------------------------------------------------------- */
 
-/* A side over the modes of the vectorized tensor: its dims, with the lanes right after the dim that they split. */
+/* Describes a side over the modes of the vectorized tensor: its dims, with the lanes right after the dim that they
+   split. */
 static struct side side_of(const struct staged_value *value, bool is_scratch) {
     const struct tensor *held = is_scratch ? value->plain : value->tensor;
     int64_t lanes = value->tensor->vector_count, own = held->vector_count;

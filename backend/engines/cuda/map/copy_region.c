@@ -92,7 +92,7 @@ static weftStatus_t make_graph(struct small_graph **made, const struct tensor *f
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The region of all its nodes. */
+/* Finishes the graph and its region, which has all nodes. */
 static void finish_graph(struct region *region, struct small_graph *small) {
     *region = (struct region){.graph = &small->graph, .count = small->graph.node_count, .nodes = small->numbers};
 }
@@ -125,7 +125,7 @@ weftStatus_t copy_diagonal_region(struct region *region, const struct tensor *fr
                                   struct arena *arena) {
     struct small_graph *small;
     TRY(make_graph(&small, from, to, arena));
-    /* Coordinates as floats, which represent the numbers of merged groups exactly. */
+    /* Coordinates are floats, which represent the numbers of merged groups exactly. */
     int row = add_between(small, to), column = add_between(small, to), equal = add_between(small, to),
         zero = add_between(small, to);
     add_pointwise(small, WEFT_POINTWISE_GEN_INDEX, 1, 2, (const int[]){COPY_FROM, row});

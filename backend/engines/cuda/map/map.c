@@ -19,7 +19,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* One kernel: a transpose, a sweep over tiles, or a plain sweep. */
+/* Builds one kernel: a transpose, a sweep over tiles, or a plain sweep. */
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     (void)knobs;

@@ -190,7 +190,7 @@ static weftStatus_t add_operands(struct map *map, const struct region *region) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* True for types below a byte. */
+/* True for types narrower than a byte. */
 bool map_shares_bytes(const struct map *map) {
     for (int k = 0; k < map->count; k++)
         if (map->operands[k].is_store && !cuda_type_name(map->operands[k].type))

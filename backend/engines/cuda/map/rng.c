@@ -23,7 +23,7 @@ static int64_t columns_of(const struct tensor *y) { return y->dims.at[y->dims.co
 /* A row begins with a new block, so that results depend only on seed, offset, row and column, never on strides. */
 static int64_t blocks_per_row(const struct tensor *y) { return divide_up(columns_of(y), WORDS); }
 
-/* Number of blocks of random words; threads process one at a time. */
+/* Returns the number of blocks of random words; threads process one at a time. */
 static int64_t blocks_of(const struct tensor *y) {
     return columns_of(y) ? tensor_elements(y) / columns_of(y) * blocks_per_row(y) : 0;
 }
@@ -93,8 +93,8 @@ static int64_t bits_of(double number) {
     return bits;
 }
 
-/* Two numbers define each distribution: a threshold; minimum and range; mean and deviation. In the order of
-   DISTRIBUTION in map/rng.cuh. */
+/* Emits the two numbers that define a distribution, in the order of DISTRIBUTION in map/rng.cuh: a threshold; minimum
+   and range; mean and deviation. */
 static void emit_distribution(struct kernel_source *source, const struct rng *rng) {
     int kind = rng->distribution == WEFT_RNG_DISTRIBUTION_BERNOULLI ? 0
                : rng->distribution == WEFT_RNG_DISTRIBUTION_UNIFORM ? 1

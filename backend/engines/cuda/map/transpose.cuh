@@ -41,7 +41,7 @@ DEVICE int phase_of(const element *p) { return (int)((u64)p / SIZE % EACH); }
 struct phases {
     int from, step, to;
     DEVICE int of_row(int row) const { return SHIFTS_FROM ? (int)((u32)(from + row * step) % EACH) : 0; }
-    /* The location in the tile of an element of `from`. */
+    /* Returns the location in the tile of an element of `from`. */
     DEVICE int offset(int last, int axis) const {
         if (IS_FLAT_TO)
             return to + axis * TILE_LAST + last;

@@ -60,7 +60,7 @@ struct item_mode {
 
 /* The modes of an item, slowest first in memory: the result's image, run of channels, and position or patch along each
    axis. Rows of patches that adjacent threads share come right before the channels. The artificial strides -1 and -2
-   sort channels last and their rows before them, whatever the layout. */
+   sort channels last and their rows before them, in any layout. */
 static int list_modes(const struct pooling *w, struct item_mode *modes) {
     const struct resample_operand *result = pooling_result(w);
     int64_t step1 = w->kernel >= POOL && !w->g.backward ? w->patch[1] : 1,
@@ -181,7 +181,7 @@ static bool has_far_elements(const struct pooling *w) {
     return farthest >= INT32_MAX;
 }
 
-/* Maximum for kernels that loop with the grid's stride. */
+/* Returns the maximum for kernels that loop with the grid's stride. */
 static int64_t max_blocks(const struct device *device) { return (int64_t)device->cuda.multiprocessors * 256; }
 
 /* For POOL_UNALIGNED: tiles per row, and rows of tiles. */

@@ -89,7 +89,7 @@ DEVICE bool beats(math_t value, math_t best) {
     return PROPAGATES_NAN ? value > best || value != value : !(value <= best) && value == value;
 }
 
-/* Runs of contiguous channels. */
+/* Loads runs of contiguous channels. */
 template <class T> DEVICE run<T, RUN> load_channels(const T *p) { return load_run<T, RUN>(p); }
 
 /* The maximum of each channel's window and its tap, -1 if there is only padding that never wins. `x` is the image's

@@ -10,7 +10,7 @@ enum {
     CHUNK = 16,            /* bytes per access */
     WORD = 4,              /* bytes per bank of shared memory */
     ALONG = 4,             /* adjacent results per thread */
-    WHOLE_UNIT = 16,       /* this number of planes is a multiple of chunks whatever the type */
+    WHOLE_UNIT = 16,       /* this number of planes is a multiple of chunks for any type */
     TILE_BYTES = 14 << 10, /* maximum shared memory, so that many blocks are resident */
     WHOLE_BYTES = 6 << 10, /* maximum for a tile of whole planes: pooling/pool_whole.cuh lists other sizes that were
                               tried */
@@ -154,7 +154,7 @@ static void find_rows_back(struct pooling *w) {
     p->row_bytes = pooling_bytes(&g->y, p->pitch) + (w->has_index ? pooling_bytes(&g->index, p->pitch) : 0);
 }
 
-/* Rows of positions that contribute to this number of adjacent patches. */
+/* Returns the rows of positions that contribute to this number of adjacent patches. */
 static int64_t rows_reaching(const struct pooling *w, int64_t groups) {
     return groups * w->patch[1] + (w->g.taps[1] - 1) / w->g.step[1];
 }
@@ -220,7 +220,7 @@ static void emit_whole(struct kernel_source *source, const struct pooling *w) {
     emit_divisor(source, w->g.c, "channels");
 }
 
-/* Elements of the row of padding that threads read: as many as one thread reads, and the rest of a line. */
+/* Returns the elements of the padding row that threads read: as many as one thread reads, and the rest of a line. */
 static int64_t outside_of(const struct pooling *w) {
     const struct nchw_tile *p = &w->nchw;
     int64_t line = POOL_LINE / pooling_bytes(pooling_source(w), 1);
@@ -268,7 +268,7 @@ static void emit_layout(struct kernel_source *source, const struct pooling *w) {
         emit_divisor(source, p->pitch / p->index_fill, "index_row_fills");
 }
 
-/* Tiles per plane, from top to bottom. */
+/* Returns the number of tiles per plane, from top to bottom. */
 static int64_t bands_of(const struct pooling *w) {
     int64_t all = w->g.backward ? pooling_patches(w, 1) : w->g.y.size[1];
     return divide_up(all, w->nchw.tile_rows);
@@ -283,7 +283,7 @@ static int64_t planes_of_tile(const struct pooling *w) {
     int64_t items = p->columns * (w->g.backward ? p->tile_rows : p->tile_rows / w->patch[1]);
     if (bands_of(w) > 1)
         return 1;
-    /* From plane to plane in shared memory; the last one ends with its rows. */
+    /* The distance from plane to plane in shared memory; the last plane ends with its rows. */
     int64_t apart = p->is_segment ? pooling_source(w)->size[1] * p->row_bytes : rows * p->row_bytes;
     for (int64_t n = 2; (n - 1) * apart + rows * p->row_bytes <= TILE_BYTES &&
                         w->g.n * w->g.c / n >= BLOCKS_EACH * w->device->cuda.multiprocessors;
@@ -293,7 +293,7 @@ static int64_t planes_of_tile(const struct pooling *w) {
     return each;
 }
 
-/* One tile per block. */
+/* There is one tile per block. */
 int64_t pooling_blocks_of_nchw(const struct pooling *w) {
     int64_t each = w->kernel == POOL_WHOLE ? w->nchw.tile_rows : planes_of_tile(w);
     return divide_up(w->g.n * w->g.c, each) * (w->kernel == POOL_WHOLE ? 1 : bands_of(w));

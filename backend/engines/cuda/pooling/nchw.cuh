@@ -28,7 +28,7 @@ template <class T, int FILL, bool SHIFTS> struct plane_reader {
                 ((T *)&r)[e] = is_between ? ((const T *)&all)[e] : from[e];
         return r;
     }
-    /* One column of chunks, `column` elements from the first of the memory's row. */
+    /* Fills one column of chunks, which is `column` elements from the first element of the memory's row. */
     DEVICE void fill_column(filling *to, const T *from, length_t column, u32 first, u32 step, u32 count,
                             const filling &padding) const {
         const bool has_column = column >= 0 && column < width;

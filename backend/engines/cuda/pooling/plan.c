@@ -37,7 +37,7 @@ static weftStatus_t check_tensor(const struct pooling *w, const struct tensor *t
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Number of channels of an operand per access. */
+/* Returns the number of channels of an operand per access. */
 static int64_t channels_per_access(const struct resample_operand *operand) {
     /* Only contiguous elements can share an access; all positions must be multiples of it. */
     if (operand->channel_stride != 1)

@@ -359,14 +359,14 @@ DEVICE length_t taps_inside(const axis &a, length_t o) {
     return until > from ? until - from : 0;
 }
 
-/* One term of the mean of `counted` taps. Narrow types hide the rounding of the reciprocal. */
+/* Returns one term of the mean of `counted` taps. Narrow types hide the rounding of the reciprocal. */
 template <class T> DEVICE math_t share(math_t x, length_t counted) {
     if (counted == 0)
         return 0;
     return sizeof(T) < 4 ? x * ((math_t)1 / (math_t)counted) : x / (math_t)counted;
 }
 
-/* If runs do not fit rows of the result, stores GRAIN elements at a time, as many as exist. */
+/* If runs do not fit the rows of the result, stores GRAIN elements at a time, as many as exist. */
 template <class T> DEVICE void store_results(T *to, const run<T, RUN> &out, offset_t stride, length_t left) {
     if constexpr (GRAIN == RUN) {
         store_run<T, RUN>(to, out);

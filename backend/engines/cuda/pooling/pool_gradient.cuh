@@ -87,8 +87,7 @@ struct gathered {
     }
 };
 
-/* The contribution of a position: gradients in their stored form, and the indices of its maxima, in pairs or one by
-   one. */
+/* The contribution of a position: gradients in their stored form, and the indices of its maxima, in pairs or singly. */
 struct given {
     run<y_t, RUN> dy;
     u32 pairs[PAIRS];

@@ -20,7 +20,7 @@
 extern __shared__ __align__(128) u8 shared[];
 
 constexpr int SIDE1 = PATCH1 * STEP1;
-/* Positions before the first element's own that contribute to it, and all that contribute to some element. */
+/* Positions before the first element's own that contribute to it, and all positions that contribute to some element. */
 constexpr int BEFORE1 = (TAPS1 - 1) / STEP1, REACHING1 = BEFORE1 + PATCH1;
 constexpr int BEFORE2 = TAPS2 > SHIFT ? (TAPS2 - 1 - SHIFT) / STEP2 : -1,
               REACHING2 = BEFORE2 + (RUN - 1 + SHIFT) / STEP2 + 1;

@@ -68,7 +68,7 @@ DEVICE void store_numbers(const P &p, const axis (&axes)[3], const coordinates &
     }
 }
 
-/* If a maximum of pairs is NaN, finds its index: that of the last NaN. Rare, so optimized for size. */
+/* If a maximum of pairs is NaN, finds the index of the last NaN. This is rare, so the code is optimized for size. */
 template <class P, class F>
 DEVICE void correct_numbers(const P &p, const axis (&axes)[3], const coordinates &to, const length_t (&o)[3],
                             const F &result) {

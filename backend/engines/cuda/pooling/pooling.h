@@ -76,7 +76,7 @@ struct pooling {
     struct tma_tile tma;
 };
 
-/* Bytes of `count` elements of an operand. */
+/* Returns the bytes of `count` elements of an operand. */
 static inline int64_t pooling_bytes(const struct resample_operand *operand, int64_t count) {
     return dtype_bytes((weftDataType_t)operand->tensor->type, count);
 }
@@ -86,7 +86,7 @@ static inline const struct resample_operand *pooling_result(const struct pooling
     return w->g.backward ? &w->g.x : &w->g.y;
 }
 
-/* The tensor that it is computed from, besides indices of maxima: x, or dy. */
+/* Returns the tensor from which the result is computed, besides indices of maxima: x, or dy. */
 static inline const struct resample_operand *pooling_source(const struct pooling *w) {
     return w->g.backward ? &w->g.y : &w->g.x;
 }

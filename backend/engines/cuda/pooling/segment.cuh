@@ -2,7 +2,7 @@
    contain. Shared memory keeps their offset within a LINE, so that lines are copied whole: with other offsets TMA is
    slower (3x3 maxima of NCHW images: 72 us instead of 60). */
 
-/* The offset of an element within its line. */
+/* Returns the offset of an element within its line. */
 template <class T> DEVICE int phase_of(const T *p) { return (int)((u64)p % LINE / sizeof(T)); }
 
 /* The whole chunks that contain a segment: its offset in the first one, and their bytes. */

@@ -68,7 +68,7 @@ static int64_t bands_of(const struct pooling *w) { return divide_up(pooling_resu
 
 int64_t pooling_blocks_of_tma(const struct pooling *w) { return w->g.n * bands_of(w) * slices_of(w) * tiles_of(w); }
 
-/* Bytes of one box: [rows_seen][columns_seen][channels]. */
+/* Returns the bytes of one box: [rows_seen][columns_seen][channels]. */
 static int64_t bytes_of_box(const struct pooling *w, const struct resample_operand *o) {
     return pooling_bytes(o, columns_seen(w) * rows_seen(w) * w->tma.lanes * w->run);
 }

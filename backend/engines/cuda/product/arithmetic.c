@@ -67,9 +67,9 @@ enum arithmetic contraction_arithmetic(const struct contraction *c, const struct
     return c->narrows && !is_turing ? MMA_TF32 : FMA_FLOAT;
 }
 
-/* By compute capability; a device that does not report its clock counts as 1.5 GHz. Rates are dense multiply-adds, two
-   operations each, from the tables of the architectures: server chips have twice the tensor throughput per
-   multiprocessor and sixteen times the throughput of doubles. */
+/* Rates are by compute capability; a device that does not report its clock counts as 1.5 GHz. They are dense
+   multiply-adds, two operations each, from the tables of the architectures: server chips have twice the tensor
+   throughput per multiprocessor and sixteen times the throughput of doubles. */
 double contraction_rate(enum arithmetic arithmetic, const struct device *device) {
     int chip = device->cuda.major * 10 + device->cuda.minor;
     bool is_server = chip == 80 || chip == 90 || chip == 100 || chip == 103;

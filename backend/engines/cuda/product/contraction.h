@@ -293,7 +293,7 @@ extern const struct arithmetic_row arithmetic_rows[];
 int64_t contraction_sum_bytes(const struct contraction *c);
 /* The math type that the operation requests. */
 weftDataType_t contraction_math(const struct node *node);
-/* Chosen from the operands' types, k and the math type. */
+/* Chooses the arithmetic from the operands' types, k and the math type. */
 enum arithmetic contraction_arithmetic(const struct contraction *c, const struct device *device);
 /* Peak operations per second of one multiprocessor. */
 double contraction_rate(enum arithmetic arithmetic, const struct device *device);
@@ -303,7 +303,7 @@ double contraction_rate(enum arithmetic arithmetic, const struct device *device)
 /* Fills in the fields that do not depend on the tile, given the shape: the arithmetic and the epilogue. It merges
    modes, so callers that need the operation's original modes must read them first. */
 weftStatus_t contraction_analyse(struct contraction *c, const struct device *device);
-/* contraction_analyse plus the choice of tile and splits. */
+/* Runs contraction_analyse and chooses the tile and the splits. */
 weftStatus_t contraction_plan(struct contraction *c, const struct device *device, const struct knob_choices *knobs);
 /* The result of a convolution for kernels that compute positions themselves: modes of the result only, float sums, and
    the epilogue. Rows are images and positions and columns are channels; for the filter gradient, rows are filters and

@@ -289,7 +289,7 @@ static void emit_matrix_operand(struct kernel_source *source, const struct contr
     text_add(&source->code, "};\n\n");
 }
 
-/* In the order in which the functions call each other. */
+/* Emits the functions in the order in which they call each other. */
 void contraction_emit_operands(struct kernel_source *source, const struct contraction *c) {
     emit_arguments(source, c);
     emit_batch_struct(source, c);

@@ -271,7 +271,7 @@ static void emit_loads(struct kernel_source *source, const struct contraction *c
             continue;
         const char *type = cuda_type_name(operand->type);
         int64_t stride = lead_stride(epilogue, operand);
-        /* Strided elements are loaded one by one. */
+        /* Strided elements are loaded separately. */
         if (stride > 1)
             text_add(&source->code, "    for (int e = 0; e < RUN; e++) in.f%d.at[e] = (p.f%d", k, k);
         else
@@ -577,7 +577,7 @@ void epilogue_emit(struct kernel_source *source, const struct contraction *c) {
              "    return epilogue(p, z, i, j, sum, fetch(p, z, i, j));\n}\n\n");
 }
 
-/* For kernels that store the results of evaluate() themselves. */
+/* Emits the address for kernels that store the results of evaluate() themselves. */
 void epilogue_emit_address(struct kernel_source *source, const struct contraction *c, int k) {
     const struct epilogue *epilogue = &c->epilogue;
     const char *type = cuda_type_name(epilogue->at[k].type);

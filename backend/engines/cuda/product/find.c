@@ -5,8 +5,8 @@
 
 static bool is_scaling(const struct node *node) { return op_of(node->op) == &block_scale_dequantize_op; }
 
-/* Nodes that contraction_find_prepared accepts in addition to the product. is_preparing: those of them that may precede
-   the product. */
+/* True for nodes that contraction_find_prepared accepts in addition to the product. is_preparing: those of them that
+   may precede the product. */
 static bool is_fusible(const struct node *node) {
     return node_is_pointwise(node) || reductions_support(node) || is_scaling(node);
 }

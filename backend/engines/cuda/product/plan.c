@@ -41,7 +41,7 @@ static const double DIRECT_RATE = 0.15; /* relative to the FMA rate */
 /* ---- Vector accesses of operands --------------------------------------------------------------------------------- */
 
 /* The longest vector along `index`: its last mode is contiguous and changes no coordinate, and all other offsets are
-   multiples of the vector length. 1 if elements must be read one by one. */
+   multiples of the vector length. 1 if each element must be read separately. */
 static int operand_run(const struct contraction *c, int f, int index) {
     const struct product_operand *operand = &c->operand[f];
     int last = c->modes[index].count - 1;
@@ -145,7 +145,7 @@ static bool split_fits(const struct contraction *c, int splits, int64_t steps) {
     return splits == 1 || (steps / splits >= 4 && bytes < 128e6);
 }
 
-/* Over the batch, including partial tiles. */
+/* The number of tiles over the batch, including partial tiles. */
 static double tiles_of(const struct contraction *c, const struct tile *tile) {
     return (double)modes_extent(&c->modes[BATCH]) * tiles_along(modes_extent(&c->modes[ROW]), tile->rows) *
            tiles_along(modes_extent(&c->modes[COLUMN]), tile->columns);
@@ -166,7 +166,7 @@ static double computing_seconds(const struct contraction *c, const struct device
     return waves * (steps_each * products / rate + 1e-6);
 }
 
-/* The criterion for tiles. moving: time of the memory traffic. */
+/* The criterion by which tiles are chosen. moving: time of the memory traffic. */
 static double tile_seconds(const struct contraction *c, const struct device *device, const struct tile *tile,
                            int splits, int64_t steps, double moving) {
     double seconds = computing_seconds(c, device, tile, splits, steps);

@@ -49,7 +49,7 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contrac
     return contraction_end_tiles(&source, kernel, c, tiles, arena);
 }
 
-/* For few products per result: each thread computes a run of results, and grid y splits k. */
+/* Builds the kernel for few products per result: each thread computes a run of results, and grid y splits k. */
 static weftStatus_t build_direct(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
     struct kernel_source source;
     int64_t runs = contraction_elements(c) / c->epilogue.run;
@@ -66,7 +66,7 @@ static weftStatus_t build_direct(struct cuda_kernel *kernel, const struct contra
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The text for explain(). */
+/* Writes the text for explain(). */
 static weftStatus_t describe(struct step *step, const struct contraction *c, struct arena *arena) {
     static const char *const names[] = {[MMA_F16] = "f16 tensor cores",
                                         [MMA_BF16] = "bf16 tensor cores",

@@ -62,7 +62,7 @@ static const struct prologue_axis *axis_of(const struct prologue *prologue, int 
 static weftStatus_t add_operand(struct prologue *h, const struct node *node, int value) {
     const struct tensor *tensor = tensor_at(h, value), *a = h->c->operand[OPERAND_A].tensor;
     struct prologue_operand operand = {.value = value, .type = (weftDataType_t)tensor->type, .extent = 1};
-    /* `count`: number of dims with more than one element; dim: the last of them. */
+    /* count: number of dims with more than one element; dim: the last of them. */
     int dim = NO_DIM, count = 0;
     for (int i = 0; i < h->operand_count; i++)
         if (h->operands[i].value == value)

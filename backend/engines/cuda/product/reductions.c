@@ -135,7 +135,7 @@ weftStatus_t reductions_add(struct contraction *c, const struct node *node) {
 
 /* ---- Elements of reductions in tiles ----------------------------------------------------------------------------- */
 
-/* The value number of a tensor in the graph. */
+/* Returns the value number of a tensor in the graph. */
 static int value_of(const struct contraction *c, const struct tensor *tensor) {
     return graph_find_value(c->region->graph, tensor);
 }
@@ -341,7 +341,7 @@ static void emit_conclude(struct kernel_source *source, const struct contraction
 
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
-/* Number of totals of a line: the extent of the kept index, per number of the span. */
+/* Returns the number of totals in a line, which is the extent of the index that the span keeps. */
 static int64_t extent_along(const struct contraction *c, enum span span) {
     return span == SPAN_ALL ? 1 : modes_extent(&c->modes[span == SPAN_ROW ? ROW : COLUMN]);
 }
@@ -409,7 +409,7 @@ double reductions_seconds(const struct contraction *c) {
     return seconds;
 }
 
-/* At most one kernel per span, after the product. */
+/* Builds at most one kernel per span, after the product. */
 weftStatus_t reductions_build(struct step *step, const struct contraction *c, const int64_t lines[SPANS],
                               struct arena *arena) {
     struct cuda_step *state = step->state;

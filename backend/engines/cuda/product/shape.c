@@ -59,7 +59,7 @@ static void sort_modes(struct modes *modes, int64_t (*distance)(const void *cont
 
 static int64_t magnitude(int64_t number) { return number < 0 ? -number : number; }
 
-/* Absolute distance between consecutive elements of a mode. */
+/* Returns the absolute distance between consecutive elements of a mode. */
 static int64_t distance_in_a(const void *context, const struct mode *mode) {
     (void)context;
     return magnitude(mode->stride[OPERAND_A]);
@@ -286,8 +286,7 @@ static void coordinate_range(const struct contraction *c, int operand, int i, in
         }
 }
 
-/* True if the coordinate belongs to a phase. Its taps start anywhere, so it may leave the image whatever its range
-   is. */
+/* True if the coordinate belongs to a phase. Its taps start anywhere, so it may leave the image for any range. */
 static bool is_phased(const struct contraction *c, int i) {
     for (int p = 0; p < c->phase_count; p++)
         if (c->phases[p].coordinate == i)

@@ -53,7 +53,7 @@ static void emit_position(struct kernel_source *source, int64_t most) {
     text_add(&source->constants, "using position = %s;\n", most < INT32_MAX ? "u32" : "i64");
 }
 
-/* Threads of a block: one warp per part of the tile, or one thread per thread_m x thread_n results. */
+/* Returns the threads of a block: one warp per part of the tile, or one thread per thread_m x thread_n results. */
 static int tile_threads(const struct contraction *c) {
     const struct tile *tile = c->tile;
     return arithmetic_rows[c->arithmetic].is_mma ? tile->warps_m * tile->warps_n * 32

@@ -47,7 +47,7 @@ DEVICE void list_ks(memory &s, const arguments &p, const batch &g, i64 step) {
     }
 }
 
-/* Sums steps from .. until - 1. */
+/* Sums steps from `from` to until - 1. */
 DEVICE void multiply_tile(sums &sum, memory &s, const arguments &p, const batch &g, const tile_coordinates &at,
                           i64 from, i64 until) {
     run_loader<operand_a, BLOCK_M> a;

@@ -49,7 +49,7 @@ static bool is_batch_norm(const struct node *node) {
     return op->mode == WEFT_BATCH_NORM && !norm_is_inference_of_batch(op);
 }
 
-/* Exactly one norm, since the blocks synchronize only once, between its two passes. */
+/* Accepts exactly one norm, because the blocks synchronize only once, between its two passes. */
 static weftStatus_t check_region(const struct region *region, const struct device *device) {
     int norms = 0;
     for (int i = 0; i < region->count; i++)
@@ -148,12 +148,12 @@ static int choose_across(const struct schedule *s, const struct device *device) 
     return across;
 }
 
-/* Bytes of one stage in shared memory: UNROLL positions per group, for all resident operands. */
+/* Returns the bytes of one stage in shared memory: UNROLL positions per group, for all resident operands. */
 static int64_t batch_bytes(const struct schedule *s) {
     return schedule_row_bytes(s) * s->threads.across * s->memory.unroll;
 }
 
-/* Maximum bytes of the per-channel numbers. */
+/* Returns the maximum bytes of the per-channel numbers. */
 static int64_t row_bytes(const struct schedule *s) {
     int64_t bytes = 8;
     for (int i = 0; i < s->rows->term_count; i++) {
@@ -164,7 +164,7 @@ static int64_t row_bytes(const struct schedule *s) {
     return bytes;
 }
 
-/* At most one block per multiprocessor: blocks wait for each other, so all must be resident. */
+/* Maps at most one block to each multiprocessor: blocks wait for each other, so all must be resident. */
 static weftStatus_t map_channels(struct channels *c, const struct device *device) {
     struct schedule *s = &c->schedule;
     int64_t multiprocessors = device->cuda.multiprocessors;
@@ -339,12 +339,12 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     emit_copy_batch(&source.code, s);
     kernel->grid[0] = (uint32_t)(c.tiles * c.blocks);
     kernel->grid[1] = kernel->grid[2] = 1;
-    /* One warp more than GROUP and ACROSS account for: the producer. */
+    /* One warp more than GROUP and ACROSS account for, which is the producer. */
     kernel->block = (uint32_t)s->threads.block + PRODUCER;
     kernel->shared_bytes = (uint32_t)(batch_bytes(s) * c.stages);
     /* Cooperative: the driver refuses to start fewer than all blocks, which would deadlock. */
     kernel->is_dependent = kernel->is_cooperative = true;
-    /* One partial result per channel from each block of a tile. */
+    /* Each block of a tile has one partial result per channel. */
     step->workspace_bytes = c.tiles * c.blocks * s->threads.across * s->vectors.width * schedule_partial_bytes(s);
     TRY(kernel_finish(&source, kernel, "rows/channels.cuh", "channels", arena));
     int64_t batches = divide_up(c.batches, c.blocks);

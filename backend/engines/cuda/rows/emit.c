@@ -237,7 +237,7 @@ static void emit_functions(struct emitter *p) {
     rows_emit_row_stores(p);
 }
 
-/* A single unsplit launch, for rows/channels.cuh. */
+/* Emits a single unsplit launch, for rows/channels.cuh. */
 void rows_emit_functions(struct kernel_source *source, const struct schedule *s) {
     const struct stage stage = {
         .passes_end = s->passes.count, .splits = 1, .joined = -1, .has_row_stores = true, .left = -1};
@@ -343,7 +343,7 @@ weftStatus_t rows_emit(const struct schedule *s, struct cuda_step *state, int64_
                                 .left = -1,
                                 .partials = partials,
                                 .split_counts = split_counts};
-    /* No rows: nothing to launch. */
+    /* Without rows, there is nothing to launch. */
     if (s->vectors.strips == 0)
         return WEFT_STATUS_SUCCESS;
     if (s->grid.splits == 1)

@@ -109,7 +109,7 @@ static void emit_element_load(struct emitter *p, const struct term *term) {
     const struct schedule *s = p->s;
     bool is_broadcast = s->memory.keeps_broadcast || schedule_is_steady(s, k);
     const char *from = schedule_is_resident(s, k) ? "own" : is_broadcast ? "all" : "in";
-    /* A coordinate: the row's contribution, the vector's, and e. */
+    /* A coordinate is the sum of the row's contribution, the vector's, and e. */
     if (operand->memory == MEMORY_INDEX) {
         text_add(p->code, "    const i64 v%d = ", term->name);
         if (rows_depends_on(operand, 0, s->nest.row_dims))
@@ -216,7 +216,7 @@ static void emit_element(struct emitter *p, int pass, const bool *is_evaluated) 
 
 /* Emits the results of a vector and their stores: one access if the elements are contiguous. */
 static void emit_results(struct emitter *p, int pass) {
-    /* N: WIDTH, or 1 in head and tail. */
+    /* N is WIDTH, or 1 in head and tail. */
     text_add(p->code, "    template <int N> struct results {\n");
     for (int k = 0; k < p->rows->operand_count; k++)
         if (stores_elements(p, k, pass))

@@ -134,7 +134,7 @@ static void emit_entry(struct emitter *p) {
         int k = p->rows->terms[i].operand;
         if (!is_entry(p, &p->rows->terms[i]))
             continue;
-        /* Interleaved rows with strided numbers: one by one. */
+        /* Numbers of interleaved rows that are strided are loaded separately. */
         if (p->s->nest.is_columns && fast_stride(p, k) > 1) {
             text_add(p->code, "    for (int l = 0; l < WIDTH; l++) in.r%d.put(l, (", k);
             rows_emit_address(p, k, true);
@@ -198,7 +198,7 @@ static void emit_open(struct emitter *p) {
 
 /* Emits store_rows(): one vector for interleaved rows; the channels scheme has store_row(). */
 void rows_emit_row_stores(struct emitter *p) {
-    /* The channels scheme stores rows one by one, see emit_one_row. */
+    /* The channels scheme stores rows separately, see emit_one_row. */
     if (p->s->memory.scheme == MEMORY_CHANNELS)
         return;
     text_add(p->code, "DEVICE void store_rows(const row* now, const arguments& a, const base& at) {\n");
@@ -225,7 +225,7 @@ void rows_emit_row_stores(struct emitter *p) {
 }
 
 /* Emits the same for a single row: the first of a vector of interleaved rows, or the l-th after it. Channels are opened
-   one by one: each thread computes the numbers of one and shares them through shared memory. */
+   separately: each thread computes the numbers of one and shares them through shared memory. */
 static void emit_one_row(struct emitter *p) {
     text_add(p->code, "DEVICE void open_row(row& r, const arguments& a, const base& at, int l) {\n");
     for (int i = 0; i < p->rows->term_count; i++) {
@@ -255,7 +255,7 @@ static void emit_one_row(struct emitter *p) {
     text_add(p->code, "}\n\n");
 }
 
-/* Channels are opened one by one, other rows by the strip. */
+/* Channels are opened separately, other rows by the strip. */
 void rows_emit_row_numbers(struct emitter *p) {
     emit_row_struct(p);
     if (p->s->memory.scheme == MEMORY_CHANNELS) {

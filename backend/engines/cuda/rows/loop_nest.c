@@ -329,7 +329,7 @@ void schedule_allow_unaligned(struct schedule *s) {
     if (s->vectors.width * WIDENS > width || length < UNALIGNED_MIN * width)
         return;
     s->vectors.width = (int)width;
-    /* Minimum number of whole vectors, whatever a row's alignment. */
+    /* The minimum number of whole vectors for any alignment of a row. */
     s->vectors.per_row = (length - margin) / width;
     /* Up to width - 1 elements before the first vector, the same number after the last, and the margin. */
     s->unaligned.most = (int)(2 * width - 2 + margin);
@@ -345,8 +345,8 @@ static bool may_overlap(const struct schedule *s, const struct operand *operand)
     return can_overlap;
 }
 
-/* Only for pure reductions: two threads must not store elements of the same row. All vectors are shifted to where they
-   begin, and loads stop before the last row in memory. */
+/* This is only for pure reductions, because two threads must not store elements of the same row. All vectors are
+   shifted to where they begin, and loads stop before the last row in memory. */
 void schedule_allow_overlap(struct schedule *s) {
     int64_t widest = 1, rows = s->nest.extents[0];
     bool is_allowed =

@@ -46,14 +46,14 @@ static void save_statistics(struct lowering *l, const struct norm_backward *op) 
         rows->follow.at_mean = rows_save(rows, l->type, l->values[l->e.mean].name, false);
 }
 
-/* Per-block sums of a term for each position in the row, combined by a second program. */
+/* Adds per-block sums of a term for each position in the row, which a second program combines. */
 static weftStatus_t sum_columns(struct rows *rows, const struct tensor *sum, weftDataType_t math, int element) {
     int term = rows_reduce(rows, ROWS_COLUMN_SUM, math_name(math), element);
     rows_save(rows, math_name(math), term, true);
     return rows->failure ? rows->failure : follow_add_column(&rows->follow, sum, term, math);
 }
 
-/* The same for a reduction node over columns. */
+/* Expands a reduction node over columns in the same way. */
 static weftStatus_t expand_column_sum(struct rows *rows, const struct node *node) {
     const struct reduction_op *op = (const struct reduction_op *)node->op;
     weftDataType_t math = reduction_math(op);
@@ -137,7 +137,7 @@ static weftStatus_t lower_instruction(struct lowering *l, const struct node *nod
     case OPCODE_SAMPLE:
         value->name = lower_sample(l, at->tensor);
         break;
-    /* A term of an earlier expansion, by its name. */
+    /* The term belongs to an earlier expansion and is given by name. */
     case OPCODE_GIVEN:
         value->name = (int)at->number;
         break;
@@ -172,7 +172,7 @@ static weftStatus_t lower(struct lowering *l, const struct node *node) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The first program's expansion of a weighted dy, here summed over the dims outside the scale. */
+/* Expands the weighted dy of the first program, here summed over the dims outside the scale. */
 weftStatus_t rows_expand_separately(struct rows *rows, const struct follow *follow, int mean, int inv) {
     const struct norm_backward *op = (const struct norm_backward *)follow->node->op;
     struct lowering l;

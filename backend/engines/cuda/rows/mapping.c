@@ -70,7 +70,8 @@ static void round_group(struct schedule *s, int64_t threads) {
 }
 
 /* Maximum number of vectors that a thread can hold in registers, together with the next row's and the sums of their
-   columns. Doubles take two registers each in arithmetic, whatever their storage type. 0: not even one fits. */
+   columns. Doubles take two registers each in arithmetic, whatever their storage type. Returns 0 if not even one
+   fits. */
 static int64_t max_steps(const struct schedule *s) {
     int64_t bytes = schedule_resident_bytes(s),
             most = min64(KEPT_BYTES / bytes > 0 ? KEPT_BYTES / bytes : 1, STEPS_MAX);
@@ -113,13 +114,13 @@ static bool fit_rows(struct schedule *s, const struct device *device, int64_t wi
 
 /* ---- Persistent blocks ------------------------------------------------------------------------------------------- */
 
-/* Bytes of the column sums of one vector. */
+/* Returns the bytes of the column sums of one vector. */
 static int64_t column_sum_bytes(const struct schedule *s) {
     return s->vectors.width * (schedule_calculates_in_double(s) ? 8 : 4);
 }
 
-/* Rows of a group in shared memory at a time, one of which is being processed; 0 if too few to be worthwhile. The sums
-   that the groups of a block exchange are in shared memory, too. */
+/* Returns how many rows of a group are in shared memory at a time, one of which is being processed, or 0 if too few fit
+   to be worthwhile. The sums that the groups of a block exchange are in shared memory, too. */
 static int stage_count(const struct schedule *s, const struct device *device) {
     if (!schedule_copies_rows(s, device))
         return 0;

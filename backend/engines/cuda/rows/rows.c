@@ -74,7 +74,7 @@ static weftStatus_t first_program(struct sweep *sweep, const struct region *regi
     return try_segmented(sweep, region, device);
 }
 
-/* The column sum whose term an operand stores. */
+/* Returns the column sum whose term an operand stores. */
 static struct column_sum *find_column(struct follow *follow, int term) {
     int i = 0;
     while (follow->columns[i].term != term)
@@ -207,7 +207,7 @@ bool rows_may_alias(const struct step *step, int in, int out) {
     return true;
 }
 
-/* Any operation can gather: vectors are loaded of whatever it reads. */
+/* True for any operation, because vectors are loaded from whatever it reads. */
 static bool gathers(const struct graph *graph, int node, int value) {
     (void)value;
     return node_is_pointwise(&graph->nodes[node]) || op_of(graph->nodes[node].op)->expand;

@@ -175,7 +175,7 @@ int schedule_kernel_count(const struct schedule *s) {
     return kernels;
 }
 
-/* For many rows with few splits each: one warp or a few per row, four partial results per thread. */
+/* Plans for many rows with few splits each: one warp or a few per row, four partial results per thread. */
 void schedule_for_joining(struct schedule *s, int64_t splits) {
     int64_t group = 32;
     while (group < divide_up(splits, 4) && group < JOIN_THREADS)

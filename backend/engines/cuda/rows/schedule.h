@@ -117,7 +117,7 @@ struct schedule {
 /* Bytes from a cache line to the stages: kernels are 1 to 3 % faster there than at a line or at half of one (H200). */
 enum { STAGES_BEGIN = 32 };
 
-/* Makes all decisions for a program. must_stream: rows do not stay in registers whatever their length. */
+/* Makes all decisions for a program. must_stream: rows of any length do not stay in registers. */
 weftStatus_t schedule_plan(struct schedule *s, const struct rows *rows, const struct device *device, bool must_stream);
 
 /* True if blocks iterate over strips. */
@@ -137,7 +137,7 @@ int schedule_kernel_count(const struct schedule *s);
 bool schedule_joins(const struct schedule *s, int pass);
 /* The schedule of a launch that only joins partial results of few rows with `splits` each. */
 void schedule_for_joining(struct schedule *s, int64_t splits);
-/* The schedule of a launch that only stores elements: as many threads as its registers allow. */
+/* Plans a launch that only stores elements, with as many threads as its registers allow. */
 void schedule_for_storing(struct schedule *s);
 
 /* ---- loop_nest.c: the loop nest, passes and vectors ---- */

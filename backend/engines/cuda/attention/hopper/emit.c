@@ -20,7 +20,7 @@ weftStatus_t attention_hopper_check_device(const struct device *device) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Bytes of elements of the tensor's type; a multiple of whole bytes. */
+/* Returns the bytes of a number of elements of the tensor's type, which is a multiple of whole bytes. */
 static int64_t bytes_of(const struct tensor *tensor, int64_t elements) {
     return dtype_bytes((weftDataType_t)tensor->type, elements);
 }

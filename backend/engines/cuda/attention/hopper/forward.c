@@ -81,8 +81,8 @@ enum { SOFT_CAP_TILE_COUNT = sizeof soft_cap_tiles / sizeof *soft_cap_tiles };
 /* Bias by TMA, whose boxes would need the remaining shared memory; Q is read from registers instead. */
 static const struct forward_tile bias_tile = {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1, 8, 0};
 
-/* Without score terms: three consumers read K and V two thirds as often, and their prologues and epilogues overlap with
-   each other's MMAs. FP8 is faster only if MMAs compute the row sums. */
+/* The tile for products without score terms: three consumers read K and V two thirds as often, and their prologues and
+   epilogues overlap with each other's MMAs. FP8 is faster only if MMAs compute the row sums. */
 static const struct forward_tile three_consumer_tile = {0, 128, 128, 64, 3, 4, 0, 160, 32, false, 1, 4, 0};
 static const struct forward_tile fp8_three_consumer_tile = {0, 128, 128, 64, 3, 6, 0, 152, 56, false, 1, 0, 0};
 
@@ -246,7 +246,7 @@ static int64_t raster_heads(const struct forward *f) {
     return !is_bounded(c->a) ? share : share * divide_up(key_heads, divide_up(key_heads, fit));
 }
 
-/* Fraction of the peak MMA rate with long rows of tiles. */
+/* The fraction of the peak MMA rate with long rows of tiles. */
 static double efficiency(const struct forward *f) {
     return f->tile->ctas > 1                     ? SHORT_EFFICIENCY
            : f->tile->groups > 3                 ? FOUR_CONSUMER_EFFICIENCY
@@ -309,7 +309,7 @@ static bool fits(const struct forward_tile *t, const struct forward *f, int term
            (t->groups < 3 || !a->modifier.graph || is_rounded(f));
 }
 
-/* As many stages as fit into the remaining shared memory. */
+/* Returns as many stages as fit into the remaining shared memory. */
 static int bias_stages(struct forward *f) {
     int stages = has_tma_bias(f, f->tile) ? BIAS_STAGES_MAX : 0;
     for (f->bias_stages = stages; stages > 0 && shared_bytes(f) > SHARED_MAX; f->bias_stages = stages)

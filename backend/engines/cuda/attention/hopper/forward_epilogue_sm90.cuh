@@ -43,7 +43,7 @@ DEVICE float find_true_row_max(const row_pair &rows, int h, float &row_max, floa
     return shrink;
 }
 
-/* Row in the tile of the warp's first query. */
+/* Returns the row in the tile of the warp's first query. */
 DEVICE i32 first_row_of(u32 group) { return (i32)group * GROUP_Q + (i32)(warp_index() % 4) * 16; }
 
 /* Stores 32 bytes of each row of a panel (part 0 .. 3) of O x rescale. FP8: a lane holds columns 4t .. 4t + 3 of each

@@ -131,7 +131,7 @@ template <u32 COUNT> struct cursor {
     }
 };
 
-/* One arrival per warp. */
+/* Each warp arrives once. */
 DEVICE void release(u32 barrier) {
     if (lane_index() == 0)
         arrive(barrier);
@@ -390,7 +390,7 @@ DEVICE tile await_tile(const consumer &c) {
     return receive_tile(tile_at(c.parity, c.group));
 }
 
-/* Offset of a lane's ldmatrix address for the first 32 bytes of its row in a panel of a consumer's rows. */
+/* Returns the offset of a lane's ldmatrix address for the first 32 bytes of its row in a panel of a consumer's rows. */
 DEVICE u32 ldmatrix_offset() {
     const u32 lane = lane_index(), row = warp_index() % 4 * 16 + lane % 16;
     return row * PANEL_ROW + (lane / 16 ^ row % 8) * 16;
@@ -412,7 +412,7 @@ DEVICE void load_q_registers(consumer &c) {
     }
 }
 
-/* S = Q K^T. */
+/* Issues S = Q K^T. */
 DEVICE void issue_s(consumer &c) {
     const u32 queries = k_major(q_at(c.q.stage) + c.group * GROUP_Q * PANEL_ROW), keys = k_major(k_at(c.block.stage));
     mma_fence();
@@ -432,7 +432,7 @@ DEVICE void issue_s(consumer &c) {
     mma_commit();
 }
 
-/* O += P V, of the block before the next one. */
+/* Issues O += P V for the block before the next one. */
 DEVICE void issue_o(consumer &c, u32 stage, bool is_first) {
     const bool replaces = IS_FP8 ? c.summed == 0 : is_first;
     const u32 values = IS_FP8 ? k_major(v_at(stage)) : mn_major(v_at(stage), MEMORY.v_panel);
@@ -446,8 +446,8 @@ DEVICE void issue_o(consumer &c, u32 stage, bool is_first) {
     ++c.summed;
 }
 
-/* Clears V rows past the length in use. Both consumers do, since both write zeros. Ragged V was padded with zeros by
-   TMA, or not loaded at all. */
+/* Clears V rows past the length in use. Both consumers do this, because both write zeros. Ragged V was padded with
+   zeros by TMA, or not loaded at all. */
 DEVICE void clear_v(const consumer &c, const tile &t, i32 block) {
     const cursor<STAGES> at = c.block.before();
     const i32 used = t.keys - block * BLOCK_K;

@@ -106,7 +106,7 @@ DEVICE tile find_tile(const arguments &a, u32 index) {
     return t;
 }
 
-/* Index of the next tile. */
+/* Returns the index of the next tile. */
 DEVICE u32 next_index(const arguments &a, u32 index) {
     return a.is_dynamic ? gridDim.x + atomicAdd(a.counter, 1u) : index + gridDim.x;
 }

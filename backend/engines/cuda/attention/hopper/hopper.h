@@ -46,7 +46,7 @@ weftStatus_t attention_hopper_check_tma_rows(const struct cuda_attention *c, con
    swizzle of the same size. */
 void attention_hopper_emit_box_map(struct kernel_source *source, const struct cuda_attention *c,
                                    const struct tensor *tensor, int rows, int row_bytes, const char *name);
-/* Boxes of 128-byte rows. */
+/* Emits a map with boxes of 128-byte rows. */
 void attention_hopper_emit_map(struct kernel_source *source, const struct cuda_attention *c,
                                const struct tensor *tensor, int rows, const char *name);
 /* To be called after all maps. Emits NAME_entry(arguments, batch entry, rows in use), which returns the TMA coordinates

@@ -7,7 +7,7 @@
 
 DEVICE float minus_infinity() { return __int_as_float(0xff800000); }
 
-/* ALiBi slope for natural scores. */
+/* Returns the ALiBi slope for natural scores. */
 template <class P> DEVICE float slope_of(const P &a, i32 head) {
     float slope = HAS_ALIBI ? alibi_slope<float>(head, (i32)a.heads) : 0.0f;
     fence_register(slope); /* otherwise the compiler recomputes it at each use */
@@ -30,7 +30,7 @@ template <class P> DEVICE bias_offset bias_row(const P &a, i32 batch, i32 head, 
     else
         return 0;
 }
-/* An element of such a row. */
+/* Returns an element of such a row. */
 template <bool ROW_IS_KEY, class P> DEVICE float bias_at(const P &a, bias_offset row, i32 index) {
     if constexpr (BIAS != 0)
         return to_float(
@@ -65,7 +65,7 @@ template <bool CHECKS_BIAS_MASK> DEVICE float with_bias(float scaled, float bias
         return bias == 0 ? minus_infinity() : scaled;
     return scaled;
 }
-/* Score of a scaled product, without ALiBi. */
+/* Returns the score of a scaled product, without ALiBi. */
 template <bool CHECKS_BIAS_MASK, class P>
 DEVICE float score_of(const P &a, i32 batch, i32 head, i32 query, i32 key, float scaled, float bias) {
     if constexpr (HAS_MODIFIER)

@@ -14,8 +14,8 @@ struct box_origin {
     i32 row, outer; /* coordinates 1 and 3 of the entry's first row */
 };
 
-/* offset, row: in elements, the entry's offset and the row stride; UNIT: elements in 16 bytes; rows: extent of the
-   rows. */
+/* Computes the box origin of a ragged entry. offset, row: the entry's offset and the row stride, in elements; UNIT:
+   elements in 16 bytes; rows: extent of the rows. */
 template <i32 UNIT> DEVICE box_origin ragged_entry(i64 offset, i64 row, i64 rows, i32 used) {
     return box_origin{(i32)rows - used, (i32)((offset + used * row) / UNIT)};
 }

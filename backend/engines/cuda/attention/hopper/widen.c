@@ -14,8 +14,8 @@ static const struct tensor *of_blocks(const struct tensor *scales, const struct 
     return scales && attention_blocks_of(scales, operand).are_blocks ? scales : NULL;
 }
 
-/* The copy is packed in the order of the dims, whatever the source's strides are. Offsets are multiples of 64 bytes;
-   TMA needs 16. */
+/* The copy is packed in the order of the dims, for any strides of the source. Offsets are multiples of 64 bytes; TMA
+   needs 16. */
 void attention_hopper_widen(struct attention_widened *w, const struct tensor *narrow, const struct tensor *scales) {
     struct attention_wide_operand *operand = &w->operands[w->count++];
     *operand = (struct attention_wide_operand){narrow, of_blocks(scales, narrow), tensor_mirror(narrow), w->bytes};

@@ -3,7 +3,7 @@
 #include "engines/cuda/product/depthwise/depthwise.h"
 #include "engines/cuda/families.h"
 
-/* Axes first, then blocks. */
+/* Analyses the axes first, then the blocks. */
 static weftStatus_t analyse(struct depthwise *d, const struct region *region, const struct device *device) {
     *d = (struct depthwise){0};
     TRY(contraction_find(&d->c, region));

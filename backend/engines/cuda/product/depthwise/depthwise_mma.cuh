@@ -84,7 +84,7 @@ DEVICE void load_filter(filter &b, memory &s, const arguments &p, i32 channel) {
 
 /* ---- A row of inputs ---- */
 
-/* Offset in a band, in words, of this lane's columns of line l / 4 or l / 4 + 8. */
+/* Returns the offset in a band, in words, of this lane's columns of line l / 4 or l / 4 + 8. */
 DEVICE int own_inputs(int half) {
     const int line = lane() / 4 + half * 8;
     return (input_band::offset(image_of(line), 0) + (strip_of(line) * STRIP + lane() % 4) * CHANNELS) / 2 + own_pair();

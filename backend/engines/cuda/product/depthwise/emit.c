@@ -11,7 +11,7 @@ static void emit_structure(struct kernel_source *source, const struct depthwise 
     for (int i = 0; i < AXES; i++) {
         const struct axis *axis = &d->axes[i];
         emit_constant(source, named("TAPS_%c", letters[i]).text, axis->taps);
-        /* There are few planes, processed one by one, so their steps are arguments. */
+        /* There are few planes, which are processed one at a time, so their steps are arguments. */
         if (i == DEPTH_AXIS)
             continue;
         emit_constant(source, named("STEP_%c", letters[i]).text, axis->step);
@@ -31,7 +31,8 @@ static void emit_structure(struct kernel_source *source, const struct depthwise 
     emit_constant(source, "BLOCKS", d->blocks);
 }
 
-/* Type, pointer and strides in elements: <name>_n of images, _c of channels, _d, _h, _w of positions. */
+/* Emits the type, the pointer and the strides in elements: <name>_n of images, _c of channels, _d, _h, _w of
+   positions. */
 static void emit_operand(struct kernel_source *source, const struct depthwise *d, const struct conv_operand *operand,
                          const char *name) {
     static const char letters[] = "dhw";

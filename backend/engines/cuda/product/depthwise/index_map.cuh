@@ -25,7 +25,7 @@ constexpr int INPUT_COLUMNS = inputs_under(TILE_W, STEP_W, SPAN_W, SPREAD_W);
 static_assert(STRIP * STEP_W % SPREAD_W == 0, "every strip sees the same pattern");
 static_assert(THREADS % 32 == 0, "a warp loads a line");
 
-/* For lattice row u of a period: whether it has a tap of an output at this distance, and the output's slot. */
+/* For row u of a period: whether it has a tap of an output at this distance, and the slot of that output. */
 constexpr DEVICE bool has_output(int u, int distance) { return wrap(u - distance, STEP_H) == 0; }
 constexpr DEVICE int slot_of(int u, int distance) { return divide_down(u - distance, STEP_H) + BACK; }
 
@@ -74,7 +74,7 @@ DEVICE i32 first_input_column(const arguments &p, const patch &at) {
     return (at.column * STEP_W - (i32)p.pre_w) / SPREAD_W;
 }
 
-/* The plane of the image under a tap of an output's depth, or -1. */
+/* Returns the plane of the image under a tap of an output at this depth, or -1. */
 DEVICE i32 input_plane(const arguments &p, i32 depth, int tap) {
     if constexpr (!HAS_DEPTH)
         return 0;
@@ -90,7 +90,7 @@ template <class T> struct image {
     i32 height, width, channels; /* extents that may be read */
 };
 
-/* Image n of the input, starting at a channel. */
+/* Returns image n of the input, starting at a channel. */
 DEVICE image<image_t> input_image(const arguments &p, i64 n, i32 channel) {
     return {p.image + (n * p.image_n + channel * p.image_c),
             p.image_d,

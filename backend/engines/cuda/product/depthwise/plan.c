@@ -16,7 +16,7 @@ enum {
     MMA_TAPS_MIN = 16,        /* with fewer taps, scalar products are faster */
     PARTS_MAX = 512,          /* maximum parts of a filter gradient, each summed by a separate block */
     SPARE_REGISTERS = 16,     /* registers for values that are not counted: addresses, loop counters */
-    PACKED_REGISTERS = 8,     /* the same, if the channels of a block are not contiguous */
+    PACKED_REGISTERS = 8,     /* spare registers if the channels of a block are not contiguous */
     REGISTERS_LIGHT = 128,    /* registers per thread, if many threads should be resident */
     REGISTERS_MAX = 255 - 45, /* the compiler needs some for moves */
     MMA_REGISTERS_LIGHT = 88, /* registers for sums and taps; the rest of a thread needs 40 */
@@ -79,8 +79,8 @@ static int64_t registers_of(const struct depthwise *d, int64_t strip) {
     return depthwise_taps(d) + slots(d) * strip + inputs_of(d, strip);
 }
 
-/* Strips in a row of the result. For a data gradient with strides the first one starts before the image, so that all
-   strips see the same pattern. */
+/* Counts strips in a row of the result. For a data gradient with strides the first strip starts before the image, so
+   that all strips see the same pattern. */
 static int64_t strips_across(const struct depthwise *d, int64_t strip) {
     const struct axis *w = &d->axes[WIDTH_AXIS];
     return divide_up(w->out + wrap(-w->pre, w->spread), strip);

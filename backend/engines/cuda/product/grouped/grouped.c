@@ -208,7 +208,8 @@ void grouped_emit(struct kernel_source *source, const struct grouped *g) {
 /* Rounded up, so that gathered rows after the list are aligned. */
 int64_t grouped_list_bytes(const struct grouped *g) { return round_up(g->max_entries * GROUP_TILE_BYTES, 64); }
 
-/* Only if rows are gathered for TMA: the addresses of tokens and of their copies, which are contiguous row by row. */
+/* Emits the addresses of tokens and of their copies, which are contiguous row by row. They are needed only if rows are
+   gathered for TMA. */
 static void emit_copies(struct kernel_source *source, const struct grouped *g) {
     const struct tensor *token = g->forward->token;
     emit_tensor(source, token, "tokens_at");

@@ -271,7 +271,7 @@ static void emit_map_of(struct kernel_source *source, const struct tensor *tenso
     emit_map(source, graph_find_value(source->graph, tensor), map, name);
 }
 
-/* a_map, b_map, and c_map if TMA stores results. */
+/* Emits a_map, b_map and, if TMA stores results, c_map. */
 static void emit_maps(struct kernel_source *source, const struct product *p) {
     const struct hopper_tile *tile = p->h.tile;
     /* Columns of an epilogue tile; its rows are 128 or 64 bytes, like its swizzle. */
@@ -366,7 +366,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     /* Scattered rows have arbitrary addresses, so threads store them individually. */
     p.h.stores_boxes = p.is_staged && !(p.g.forward && p.g.forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER);
     hopper_fit(&p.h);
-    /* The list, followed by the gathered rows in the workspace. */
+    /* The workspace holds the list, followed by the gathered rows. */
     if (p.g.forward) {
         TRY(grouped_build_list(&state->kernels[state->count++], &p.g, arena));
         step->workspace_bytes = grouped_list_bytes(&p.g) + round_up(p.g.copies, 64);

@@ -8,7 +8,7 @@ struct group_tile {
     i32 rows, expert;
 };
 
-/* The first row of a group, or the end of the last one; always within 0 .. group_rows, whatever the offsets are. */
+/* Returns the first row of a group, or the end of the last one, clamped to 0 .. group_rows for invalid offsets. */
 template <class P> DEVICE i64 group_start(const P &p, i64 expert) {
     if (expert < LEFT_OUT)
         return 0;
@@ -17,7 +17,7 @@ template <class P> DEVICE i64 group_start(const P &p, i64 expert) {
     return first < 0 ? 0 : first > p.group_rows ? p.group_rows : first;
 }
 
-/* The row of the result for the product of a row, or -1. */
+/* Returns the row of the result for the product of a row, or -1. */
 template <class P> DEVICE i64 find_row(const P &p, i64 row) {
     if constexpr (SCATTERS) {
         const i64 token = to_integer(*(p.token_index + row * p.token_index_stride)),

@@ -7,7 +7,7 @@
    Memory    a running sum of each group's tiles
    Params    THREADS BLOCK_M GATHERS SCATTERS COPIES y_t */
 
-/* Inclusive prefix sum over the threads' values. */
+/* Returns the inclusive prefix sum over the threads' values. */
 DEVICE i64 inclusive_scan(i64 (&sums)[THREADS], i64 mine) {
     const int t = threadIdx.x;
     sums[t] = mine;

@@ -47,7 +47,7 @@ struct tile_coordinates {
     DEVICE i32 offset(int dim, i32 t) const { return tap[dim].offset + t * tap[dim].offset_step; }
 };
 
-/* A used size: its override, clamped to the actual size. */
+/* Returns a used size: its override, clamped to the actual size. */
 DEVICE i32 used_of(i64 override, i64 all) { return (i32)(override < 0 ? 0 : override < all ? override : all); }
 
 /* The position along k: channels within taps, or pixels. */

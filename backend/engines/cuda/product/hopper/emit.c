@@ -6,12 +6,12 @@
 
 static const char *const spatial_names[] = {"d", "h", "w"};
 
-/* Bytes per element of either operand. */
+/* Returns the bytes per element of either operand. */
 static int64_t stored_bytes(const struct hopper *h) {
     return dtype_bytes((weftDataType_t)h->c.operand[OPERAND_A].tensor->type, 1);
 }
 
-/* Extent of the tile along the operand's own index. */
+/* Returns the extent of the tile along the operand's own index. */
 static int block_of(const struct hopper *h, int operand) {
     return operand == OPERAND_A ? h->tile->rows : h->tile->columns;
 }
@@ -28,7 +28,7 @@ static int box_count(const struct hopper *h, int operand) {
 
 /* ---- Tensor maps ------------------------------------------------------------------------------------------------- */
 
-/* 8-bit types are U8, whatever they represent; a float is TF32, which TMA rounds as the tensor core requires. */
+/* 8-bit types of any meaning are U8; a float is TF32, which TMA rounds as the tensor core requires. */
 enum tensor_map_type hopper_map_type(weftDataType_t type) {
     return dtype_bytes(type, 1) == 1    ? TENSOR_MAP_U8
            : type == WEFT_DATA_HALF     ? TENSOR_MAP_F16
@@ -244,7 +244,7 @@ static void emit_phases(struct kernel_source *source, const struct positions *at
 static void emit_taps(struct kernel_source *source, const struct hopper *h, int i) {
     const struct positions *at = &h->positions[i];
     emit_divisor(source, at->count, named("positions%d", i).text);
-    /* In pixels; offsets of taps are relative to the corner. */
+    /* The stride is in pixels; offsets of taps are relative to the corner. */
     emit_number(source, at->stride, named("stride%d", i).text);
     emit_number(source, at->corner, named("start%d", i).text);
     emit_number(source, at->tap_step, named("offset_step%d", i).text);
@@ -430,7 +430,7 @@ void hopper_emit_operands(struct kernel_source *source, const struct hopper *h) 
 
 /* ---- The wgmma instruction --------------------------------------------------------------------------------------- */
 
-/* The PTX name of the type. */
+/* Returns the PTX name of the type. */
 static const char *wgmma_type(weftDataType_t stored) {
     return stored == WEFT_DATA_FLOAT ? "tf32" : stored == WEFT_DATA_INT8 ? "s8" : cuda_type_name(stored);
 }

@@ -49,7 +49,7 @@ DEVICE void store_tile(accumulators &r_c, const P &p, const tile_scheduler &at, 
     reductions.end_tile(p, at, consumer_warp / 4);
 }
 
-/* After the last tile: the block must not exit while stores still read its shared memory. */
+/* Waits after the last tile: the block must not exit while stores still read its shared memory. */
 DEVICE void end_epilogue() {
     if constexpr (IS_STAGED)
         wait_stores_read<0>();

@@ -28,7 +28,7 @@ struct epilogue_cursor {
     }
 };
 
-/* XOR mask for the 16-byte chunks of a row of an epilogue tile. */
+/* Returns the XOR mask for the 16-byte chunks of a row of an epilogue tile. */
 DEVICE u32 tile_swizzle(u32 tile_row) { return (tile_row * EPILOGUE_ROW_BYTES >> 7) % (EPILOGUE_ROW_BYTES / 16); }
 
 /* Stores rows in pieces of 16 bytes per thread. Computing a row's address takes divisions, so lane l does it for row l

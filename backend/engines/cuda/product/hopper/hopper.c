@@ -436,7 +436,7 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The text for explain(). */
+/* Writes the text for explain(). */
 static weftStatus_t describe(struct step *step, const struct hopper *h, struct arena *arena) {
     const struct hopper_tile *tile = h->tile;
     int epilogue_count = 0;

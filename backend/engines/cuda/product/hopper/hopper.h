@@ -122,7 +122,7 @@ weftStatus_t hopper_shape(struct hopper *h);
 /* Finds operands that consist of parts; NOT_SUPPORTED, with a reason, if another tensor does, or if parts do not end at
    steps of k. Call it after hopper_shape. */
 weftStatus_t hopper_find_parts(struct hopper *h);
-/* The stride of a part in a dimension of its operand's map, except the first, in elements. */
+/* Returns the stride of a part in a dimension of its operand's map, except the first, in elements. */
 int64_t hopper_part_stride(const struct hopper *h, int operand, int part, int dim);
 /* True if a product can read a value in parts: it is concatenated along k. */
 bool hopper_gathers(const struct graph *graph, int node, int value);

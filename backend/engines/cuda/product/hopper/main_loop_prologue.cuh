@@ -122,7 +122,7 @@ template <class P> struct prepared_rows {
         return __ballot_sync(~0u, position < k_end && is_inside(p, tile, find_pixel(p, (u32)position), tap));
     }
 
-    /* Mask of the two elements of a pair, from a bit each. */
+    /* Returns a mask of the two elements of a pair, from one bit each. */
     static DEVICE u32 mask_of(u32 first, u32 second) {
         return (first & 1 ? 0xffffu : 0) | (second & 1 ? 0xffff0000u : 0);
     }

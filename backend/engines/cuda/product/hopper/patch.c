@@ -727,7 +727,7 @@ static weftStatus_t emit_kernel(struct cuda_kernel *kernel, const struct patch *
     return kernel_finish(&source, kernel, "product/hopper/patch_sm90.cuh", "patch_sm90", arena);
 }
 
-/* The text for explain(). */
+/* Writes the text for explain(). */
 static weftStatus_t describe(struct step *step, const struct patch *h, struct arena *arena) {
     return arena_print(
         arena, &step->detail,

@@ -74,7 +74,7 @@ struct patch_cursor : slot_cursor<2 * PATCH_SLOTS> {
 };
 using result_cursor = slot_cursor<RESULT_SLOTS>;
 
-/* One arrival per warp, after its own mma_wait. */
+/* Each warp arrives once, after its own mma_wait. */
 DEVICE void release(u32 barrier) {
     if (lane_index() == 0)
         arrive(barrier);

@@ -47,7 +47,7 @@ struct patch_wgrad {
     double seconds;
 };
 
-/* Taps of a slice of the filter. */
+/* Returns the taps of a slice of the filter. */
 static int64_t taps_of(const struct patch_wgrad *h) { return h->g.w.size[1] * h->g.w.size[2]; }
 static bool is_volume(const struct patch_wgrad *h) { return h->g.spatial == 3; }
 static int64_t kinds_of(const struct patch_wgrad *h) { return h->g.w.size[0] * h->channel_blocks * h->filter_tiles; }
@@ -66,7 +66,7 @@ static weftStatus_t check_shape(const struct patch_wgrad *h) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Also checks the layout: boxes of channels of X and of filters of dY. */
+/* Checks types and the layout: boxes of channels of X and of filters of dY. */
 static weftStatus_t check_types(const struct patch_wgrad *h) {
     const struct conv_geometry *g = &h->g;
     weftDataType_t x = (weftDataType_t)g->x.tensor->type, loss = (weftDataType_t)g->y.tensor->type;

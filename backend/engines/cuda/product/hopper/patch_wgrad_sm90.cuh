@@ -118,7 +118,8 @@ using sums = sum_t[OWN_TAPS][CHANNELS / 2]; /* a thread's share of [OWN_TAPS][64
 
 DEVICE int own_tap(int group, int i) { return group * OWN_TAPS + i; }
 
-/* Offset of X under a tap from that under the first one, in units of descriptors. Surplus taps repeat the last one. */
+/* Returns the offset of X under a tap from that under the first one, in units of descriptors. Surplus taps repeat the
+   last one. */
 DEVICE u32 tap_offset(int tap) {
     const int t = tap < TAPS ? tap : TAPS - 1;
     return (t / TAPS_S * (DILATION_R * PITCH) + t % TAPS_S * DILATION_S) * (MEMORY.pixel_bytes / 16);
@@ -151,7 +152,7 @@ DEVICE void multiply_tile(sums &r_w, u32 slot, const u32 (&taps)[OWN_TAPS], u32 
                                  before the wait */
 }
 
-/* Stores the partial sums of one part: [filters][taps, channels], or transposed. */
+/* Stores the partial sums of one part as [filters][taps, channels], or transposed. */
 DEVICE void store_partials(const sums &r_w, const arguments &p, const share &own, int group) {
     const i64 columns = (i64)(TAPS_T * TAPS) * p.channels;
     const i32 row = own.filter + warp_index() % 4 * 16 + lane_index() / 4;

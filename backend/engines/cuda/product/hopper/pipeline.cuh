@@ -14,7 +14,7 @@ constexpr int CLUSTER_BLOCKS = CLUSTER * CLUSTER_SPLITS;
 /* Registers per thread. With three consumer warpgroups fewer are left; the single producer thread needs few. */
 constexpr int PRODUCER_REGISTERS = CONSUMER_GROUPS > 2 ? 32 : NEEDS_MOST_REGISTERS ? 40 : 56;
 constexpr int CONSUMER_REGISTERS = CONSUMER_GROUPS > 2 ? 160 : NEEDS_MOST_REGISTERS ? 232 : 224;
-/* In addition to accumulators and addresses. */
+/* Registers in addition to accumulators and addresses. */
 constexpr int ACCUMULATOR_SPARE_REGISTERS = CONSUMER_REGISTERS - ROW_BLOCKS * BLOCK_N / 2 - ADDRESS_REGISTERS;
 
 #include "engines/cuda/product/hopper/pipeline_geometry.h"

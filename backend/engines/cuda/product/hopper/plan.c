@@ -110,8 +110,8 @@ static const double UNHIDDEN_SHARE = 0.2;         /* share of the shorter of com
 
 /* Overhead of a kernel, and of the one that combines splits. */
 static const double LAUNCH_SECONDS = 1e-6, COMBINE_SECONDS = 2.5e-6;
-/* For few rows that leave half of each tile empty: 64 rows by 4096 x 4096 take 18.7 us this way, 15.8 swapped
-   (H100). */
+/* Extra time for few rows, which leave half of each tile empty: 64 rows by 4096 x 4096 take 18.7 us this way, 15.8
+   swapped (H100). */
 static const double HALF_EMPTY_SECONDS = 3e-6;
 static const double CLUSTER_CLOCKS = 1500; /* clocks until the blocks of a cluster can see each other's barriers */
 
@@ -179,7 +179,7 @@ int64_t hopper_raster_rows(const struct hopper *h, const struct device *device, 
     return divide_up(tiles_m, groups > 1 ? groups : 1);
 }
 
-/* Time of computing and moving bytes that overlap. */
+/* Returns the time of computing and moving bytes that overlap. */
 static double overlapped_seconds(const struct hopper_tile *tile, double computing, double moving) {
     moving /= tile_is_skinny(tile) ? SKINNY_MEMORY_SHARE : MEMORY_SHARE;
     double longer = computing > moving ? computing : moving, shorter = computing + moving - longer;
@@ -282,7 +282,7 @@ static double scattered_seconds(const struct hopper *h, const struct device *dev
             clocks += SINGLE_CLOCKS;
         else if (operand->role == EPILOGUE_STORE && epilogue->lead == ROW && !hopper_gathers_rows(h))
             clocks += 8 * dtype_bytes(operand->type, 1) < SECTOR_BYTES ? SHORT_COLUMN_CLOCKS : 0;
-        else if (operand->role == EPILOGUE_STORE && epilogue->run == 1) /* one access per element, whatever the type */
+        else if (operand->role == EPILOGUE_STORE && epilogue->run == 1) /* one access per element of any type */
             clocks += bytes < ACCESS_BYTES ? SHORT_CLOCKS * ACCESS_BYTES / 2 : 0;
         else if (operand->role == EPILOGUE_STORE)
             clocks += bytes < ACCESS_BYTES ? SHORT_CLOCKS * ACCESS_BYTES / (double)bytes : 0;
@@ -290,7 +290,7 @@ static double scattered_seconds(const struct hopper *h, const struct device *dev
     return clocks * (double)contraction_elements(&h->c) / device->cuda.multiprocessors / POWERED_CLOCK;
 }
 
-/* The tile with its efficiency for this product. */
+/* Returns the tile with its efficiency for this product. */
 static struct hopper_tile used_tile(const struct hopper *h, const struct hopper_tile *tile) {
     return h->promotes ? promoted_tile(h, tile) : h->c.prologue_count > 0 ? prologue_tile(h, tile) : *tile;
 }

@@ -37,7 +37,7 @@ template <class P> DEVICE void store_columns(const P &p, u32 s_partials, i32 fir
     sync_threads(1 + group, 128);
 }
 
-/* The line for a group's columns: one per tile, or one for all tiles of a block. */
+/* Returns the line for a group's columns: one per tile, or one for all tiles of a block. */
 template <class P> DEVICE i64 line_of_tile(const P &p, const tile_coordinates &at, int group) {
     return at.z * p.column_lines_per_entry + at.row / BLOCK_M * TILE_GROUPS + group % TILE_GROUPS;
 }

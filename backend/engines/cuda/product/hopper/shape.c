@@ -34,7 +34,7 @@ static int64_t element_bytes(const struct hopper *h, int operand) {
 static weftStatus_t add_dim(struct hopper *h, int operand, struct view_dim dim) {
     struct map_view *view = &h->view[operand];
     const struct tensor *tensor = h->c.operand[operand].tensor;
-    /* Dimensions that every copy names are kept, whatever their extent. */
+    /* Dimensions that every copy names are kept, even with extent 1. */
     if (dim.extent == 1 && dim.role != ROLE_K && dim.role != ROLE_OUTER && dim.role != ROLE_IMAGE)
         return WEFT_STATUS_SUCCESS;
     if (dim.extent == 1 && view->count > 0) /* not moved along, but the map requires a stride */
@@ -98,8 +98,8 @@ static weftStatus_t shape_matrices(struct hopper *h) {
 
 /* ---- Convolution ------------------------------------------------------------------------------------------------- */
 
-/* A dimension of channels or filters, or another one of which each group has its own part. Its extent covers all
-   groups; per_group is the offset of the coordinate per group. */
+/* Describes a dimension of channels or filters, or another one of which each group has its own part. Its extent covers
+   all groups; per_group is the offset of the coordinate per group. */
 static struct view_dim grouped_dim(const struct conv_geometry *g, enum dim_role role, int number, int64_t extent,
                                    int64_t stride, int64_t group_stride) {
     int64_t per_group = g->groups > 1 && stride ? group_stride / stride : 0;

@@ -45,7 +45,7 @@ static weftStatus_t add_candidate(struct repack_candidates *candidates, int at, 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A and B as in the contraction: the image and the filter; for filter gradients dy and x. */
+/* Adds A and B as in the contraction: the image and the filter; for filter gradients dy and x. */
 static weftStatus_t add_operands(struct repack_candidates *candidates, const struct region *region) {
     if (op_of(candidates->node->op) == &matmul_op) {
         const struct matmul_op *op = (const struct matmul_op *)candidates->node->op;
@@ -111,7 +111,7 @@ static weftStatus_t set_layout(struct repack_candidate *candidate, int dim) {
     for (int64_t i = 0; i < packed->dims.count; i++) {
         int64_t stride = round_up(dims[dim], unit);
         for (int64_t j = 0; j < packed->dims.count; j++)
-            /* The dims inside i: those with smaller strides; among equal strides the later ones. */
+            /* Multiplies by the dims inside i, which have smaller strides or, among equal strides, come later. */
             if (j != i && j != dim && (like[i] > like[j] || (like[i] == like[j] && j > i)))
                 stride *= dims[j];
         packed->strides.at[i] = i == dim ? 1 : stride;

@@ -34,7 +34,7 @@ struct packing {
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
-/* The region of a copy: to the packed tensor, or from it back to the result. */
+/* Makes the region of a copy to the packed tensor, or from it back to the result. */
 static weftStatus_t make_copy(struct region *region, const struct repack_candidate *candidate, bool is_result,
                               struct arena *arena) {
     if (is_result)

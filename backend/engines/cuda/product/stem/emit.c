@@ -4,8 +4,8 @@
 #include "engines/cuda/product/stem/stem.h"
 
 /* True if 8 adjacent channels of an operand can be copied at a time: they are contiguous and aligned, and all other
-   strides are multiples of 8. A pixel is then one asynchronous copy of 16 bytes; otherwise channels are copied one by
-   one. */
+   strides are multiples of 8. A pixel is then one asynchronous copy of 16 bytes; otherwise each channel is copied
+   separately. */
 static bool has_runs(const struct conv_operand *operand, int64_t channels) {
     int64_t steps = gcd64(channels, operand->outer_stride);
     for (int i = HEIGHT; i <= WIDTH; i++)

@@ -35,7 +35,7 @@ template <class T, int RUN, int ROWS, int COLUMNS, int STRIDE> struct pixel_patc
         return row * PITCH + column % STRIDE * PLANE + column / STRIDE;
     }
 
-    /* Loads the patch that starts at row, column of the image; zeros outside. A warp loads a row at a time. */
+    /* Loads the patch that starts at row, column of the image, with zeros outside. A warp loads a row at a time. */
     template <int THREADS> DEVICE void load(const channels_image<T> &x, i32 row, i32 column) {
         for (int i = threadIdx.x / 32; i < ROWS; i += THREADS / 32) {
             const bool is_row = (u32)(row + i) < (u32)x.height;
@@ -55,7 +55,7 @@ template <class T, int RUN, int FILTERS, int ROWS, int COLUMNS> struct filter_pa
 
     static constexpr DEVICE int offset(int row, int column) { return (row * COLUMNS + column) * PITCH; }
 
-    /* As pixel_patch::load; the image has `channels` channels. */
+    /* Like pixel_patch::load, for an image of `channels` channels. */
     template <int THREADS> DEVICE void load(const channels_image<T> &x, i32 channels, i32 row, i32 column) {
         constexpr int GROUPS = FILTERS / RUN;
         for (int i = threadIdx.x / 32; i < ROWS; i += THREADS / 32) {

@@ -83,7 +83,7 @@ static weftStatus_t check_node(const struct stem *s, const struct device *device
 
 /* ---- The result -------------------------------------------------------------------------------------------------- */
 
-/* The epilogue. Kernels index results by u32. */
+/* Analyses the epilogue. Kernels index results by u32. */
 static weftStatus_t analyse_result(struct stem *s) {
     TRY(contraction_analyse_result(&s->c, &s->g));
     /* Runs must stay within the row of an image that a fragment covers; rows of dx start at a column that depends on

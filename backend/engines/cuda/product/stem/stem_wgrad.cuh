@@ -40,7 +40,7 @@ DEVICE int lane() { return threadIdx.x % 32; }
 DEVICE int own_filter() { return (int)threadIdx.x / 32 % HALVES * (OWN_FILTERS * 16); }
 DEVICE int own_tap(int t) { return (int)threadIdx.x / 32 / HALVES * OWN_TAPS + t; }
 
-/* Offset of the pixel of a tap from that of the first one; surplus taps repeat the last one. */
+/* Returns the offset of the pixel of a tap from that of the first one; surplus taps repeat the last one. */
 DEVICE int tap_offset(int tap) {
     const int t = tap < TAPS ? tap : TAPS - 1;
     return patch::offset(t / TAPS_W * DILATION_H, t % TAPS_W * DILATION_W);

@@ -8,7 +8,7 @@
    Order     4-bit pairs are numbers e and e + 4 of a word, 8-bit pairs 2e and 2e + 1. Sums of products do not depend on
              the order if both operands have the same one: join() makes such pairs of adjacent elements */
 
-/* x y + z for each element of a pair, rounded once. */
+/* Returns x y + z for each element of a pair, rounded once. */
 DEVICE u32 multiply_add(u32 x, u32 y, u32 z, f16) { return ptx::fma_f16x2(x, y, z); }
 DEVICE u32 multiply_add(u32 x, u32 y, u32 z, bf16) { return ptx::fma_bf16x2(x, y, z); }
 /* x & y ^ z. */
@@ -33,7 +33,7 @@ template <bool IS_SIGNED> struct four_bits {
     static DEVICE constexpr float unit(bf16) { return 64; }
     static DEVICE u32 times_unit(u32 pair, f16) { return pair; }
     static DEVICE u32 times_unit(u32 pair, bf16) { return multiply_add(pair, 0x42804280, MINUS_ZEROS, bf16{}); }
-    /* The bits of a pair at their position in the word, or eight bits to the right of it. */
+    /* Returns the bits of a pair at their position in the word, or eight bits to the right of it. */
     static DEVICE u32 bits(u32 word, int e, u32 others) {
         return mask_xor(e >= 2 ? word >> 8 : word, e % 2 ? 0x00f000f0 : 0x000f000f,
                         others | (!IS_SIGNED ? 0

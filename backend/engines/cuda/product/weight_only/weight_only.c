@@ -42,7 +42,7 @@ struct weight_only {
 
 /* ---- Acceptance -------------------------------------------------------------------------------------------------- */
 
-/* The dequantising node, or NULL. */
+/* Returns the dequantising node, or NULL. */
 static const struct node *find_weights(const struct region *region) {
     for (int i = 0; i < region->count; i++)
         if (op_of(region_node(region, i)->op) == &block_scale_dequantize_op)

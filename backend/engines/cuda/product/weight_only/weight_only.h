@@ -26,7 +26,7 @@ weftStatus_t weight_product_find(struct weight_product *product, const struct re
 weftStatus_t weight_product_check_blocks(const struct weight_product *product, int64_t least);
 /* Emits the types for product/weight_only/few_bits.cuh, the scales and their strides: fields of the arguments. */
 void weight_product_emit(struct kernel_source *source, const struct weight_product *product);
-/* Companion nodes of both families: dequantised weights of a matmul. */
+/* Returns the companion nodes of both families: dequantised weights of a matmul. */
 int weight_product_companions(const struct graph *graph, int node, int *nodes);
 
 #endif

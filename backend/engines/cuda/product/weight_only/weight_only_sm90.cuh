@@ -165,7 +165,7 @@ DEVICE void load_tiles(const arguments &p, const tile &tile) {
 using sums = sum_t[TOKENS / 2]; /* a thread's part of [64, TOKENS] */
 using pairs = u32[2][4];        /* weights of two products */
 
-/* Rows of a lane's weights and scales: lane / 4 and lane / 4 + 8 of its warp's 16. */
+/* Returns the rows of a lane's weights and scales: lane / 4 and lane / 4 + 8 of its warp's 16. */
 DEVICE u32 lane_row(u32 warp, int i) { return warp * 16 + i * 8 + lane_index() / 4; }
 
 DEVICE void read_weights(u32 (&r_w)[2][WORDS], u32 slot, u32 warp) {
