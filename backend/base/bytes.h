@@ -47,8 +47,8 @@ int64_t byte_get_count(struct byte_reader *reader, int64_t most);
 /* Fills all of dst, with zeros after an error. */
 void byte_get_raw(struct byte_reader *reader, void *dst, size_t bytes);
 
-/* Reads what byte_put_block wroteand returns an unaligned pointer into the data; `*bytes` receives the length. After an
-   error: NULL and 0. */
+/* Reads data that byte_put_block wrote, and returns an unaligned pointer into it; `*bytes` receives the length. After
+   an error: NULL and 0. */
 const uint8_t *byte_get_block(struct byte_reader *reader, size_t *bytes);
 
 #endif

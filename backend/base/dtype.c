@@ -76,9 +76,10 @@ int64_t dtype_bytes(weftDataType_t type, int64_t elems) {
 /* Conversions must be inlined where the type is a constant, otherwise they cost a switch per element. */
 #define INLINE static inline __attribute__((always_inline))
 
-/* Bits of one element. memcpy, because user memory promises no alignment. */
+/* The following functions read and write the bits of one element. They use memcpy, because user memory may be
+   misaligned. */
 
-/* Elements below one byte are stored lowest bits first, as in NVIDIA's types and DLPack. */
+/* Elements narrower than a byte are stored lowest bits first, as in NVIDIA's types and DLPack. */
 INLINE uint32_t get_code(const void *base, int64_t index, int bits) {
     const uint8_t *bytes = base;
     uint16_t two;
@@ -175,8 +176,7 @@ INLINE float widen(weftDataType_t type, uint32_t code) {
     uint32_t sign = code >> (row->bits - 1) << 31;
     uint32_t magnitude = code & ((1u << (row->bits - 1)) - 1);
     uint32_t rebias = (127 - bias_of(row)) << 23; /* 0 for bf16, whose subnormals are those of float */
-    /* Reads data that byte_put_block wrote, and returns an unaligned pointer into it; `*bytes` receives the length.
-       After an error: NULL and 0. */
+    /* Exponent and mantissa of the code at float's position, before the bias is changed. */
     uint32_t moved = magnitude << (23 - row->mantissa_bits);
 
     uint32_t normal = moved + rebias;

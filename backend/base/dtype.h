@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The data types that Weft stores: one table, and the only code that knows their bits. Elements are addressed by their
-   index; elements below 8 bits share a byte, lowest bits first, so two threads must not store to the same byte.
+   index; elements narrower than 8 bits share a byte, lowest bits first, so two threads must not store to the same byte.
    Tensors, strides and operations are unknown here. */
 #ifndef WEFT_BASE_DTYPE_H
 #define WEFT_BASE_DTYPE_H

@@ -37,7 +37,7 @@ static weftStatus_t check_operand(void *context, const struct row *row, struct t
              descriptor_label(op), row->key, dtype_of(type) ? dtype_of(type)->name : "of a type without storage");
     if (tensor->reordering != WEFT_TENSOR_REORDERING_NONE || (row->role == ROLE_OUTPUT && dtype_of(type)->bits < 8))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: %s has scales in tiled layout, or is a result with elements below 8 bits. Only the reference "
+             "%s: %s has scales in tiled layout, or is a result with elements narrower than 8 bits. Only the reference "
              "supports these.",
              descriptor_label(op), row->key);
     return WEFT_STATUS_SUCCESS;

@@ -303,7 +303,7 @@ static void add_stores(struct builder *builder) {
         store->x = location->registers[is_wide];
         store->access = add_tensor_access(builder, location->value, true);
         weftDataType_t type = (weftDataType_t)value->tensor->type;
-        /* Elements below 8 bits share bytes, so two threads could write the same byte. */
+        /* Elements narrower than 8 bits share bytes, so two threads could write the same byte. */
         builder->program->shares_bytes = builder->program->shares_bytes || dtype_of(type)->bits < 8;
     }
 }

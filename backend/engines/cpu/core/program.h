@@ -54,7 +54,7 @@ struct program {
     int block, register_bytes; /* elements and bytes of a register */
     struct instruction instructions[PROGRAM_INSTRUCTIONS];
     struct access accesses[PROGRAM_ACCESSES];
-    bool shares_bytes;  /* stores elements below 8 bits, so only one thread may run it */
+    bool shares_bytes;  /* stores elements narrower than 8 bits, so only one thread may run it */
     double nanoseconds; /* predicted, per element */
     double bytes;       /* total bytes loaded and stored */
 };

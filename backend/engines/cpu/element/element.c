@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The element family: one operation whose elements are computed one by one from their index, with fused pointwise
    operations: random numbers, dequantization of block-scaled numbers, moves that convert the type or have elements
-   below a byte. A task computes parts of rows, which a program (core/program.h) then processes. */
+   narrower than a byte. A task computes parts of rows, which a program (core/program.h) then processes. */
 #include "engines/cpu/element/element.h"
 
 #include "base/number.h"

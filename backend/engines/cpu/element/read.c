@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Elements that are read at other positions: dequantization of block-scaled numbers, and moves that convert the type or
-   have elements below a byte. */
+   have elements narrower than a byte. */
 #include "base/number.h"
 #include "engines/cpu/core/compute_type.h"
 #include "engines/cpu/element/element.h"
@@ -113,7 +113,7 @@ weftStatus_t element_move(struct element *e) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* For several types, or elements below a byte; parts of one type are moved without conversion. */
+/* For parts of several types, or with elements narrower than a byte; parts of one type are moved without conversion. */
 weftStatus_t element_concat(struct element *e) {
     const struct concat_op *op = (const struct concat_op *)e->op;
     bool is_same = true;

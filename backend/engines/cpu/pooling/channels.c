@@ -13,8 +13,8 @@
 /* Read instead of zero padding. */
 static const float zeros[POOLING_LANES];
 
-/* Results that are computed together: `positions` of them from `at` on, at a distance of one result step along the last
-   axis. `result`: y or dx; `index` is written by the forward operation and read by the gradient. */
+/* Results that are computed together: `positions` of them, starting at `at`, at a distance of one result step along the
+   last axis. `result`: y or dx; `index` is written by the forward operation and read by the gradient. */
 struct batch {
     const struct pooling *w;
     const struct pooling_direction *direction;

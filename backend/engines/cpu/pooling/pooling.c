@@ -316,7 +316,7 @@ static weftStatus_t tabulate(struct pooling *w, int i, struct arena *arena) {
 
 /* ---- Building and running ---------------------------------------------------------------------------------------- */
 
-/* Tasks are rows of positions with channels; or boxes of a gradient, or rows of a channel. */
+/* Tasks are rows of positions with channels, boxes of a gradient, or rows of a channel. */
 static int64_t tasks_of(const struct pooling *w) {
     const int64_t *x = w->g.x.size, *y = w->g.y.size;
     if (tensor_elements((w->g.backward ? &w->g.x : &w->g.y)->tensor) == 0)

@@ -291,7 +291,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     const struct node *node;
     TRY(arena_alloc(arena, &contraction, sizeof *contraction));
     TRY(compile(&contraction->program, &step->region, &node));
-    /* Elements below 8 bits share a byte, which two threads must not write. */
+    /* Elements narrower than 8 bits share a byte, which two threads must not write. */
     contraction->threads = contraction->program.shares_bytes ? 1 : threads_count();
     struct product product = kind_of(node)->product(node);
     const struct gemm_kernel *kernel = product_kernel(&product);

@@ -21,8 +21,8 @@ enum {
     MAX_PHASES = 4096,   /* phases of a data gradient's stride, each a separate product */
 };
 
-/* In multiplications of a FLOAT kernel, on a Sapphire Rapids. Packing an element without conversion, in two steps, or
-   without contiguous elements to copy together; and the overhead of each contiguous run. */
+/* Costs in multiplications of a FLOAT kernel, measured on a Sapphire Rapids: of packing an element without conversion,
+   in two steps, or without contiguous elements to copy together; and the overhead of each contiguous run. */
 static const double PACK_COST = 16, STEPS_COST = 40, SCATTER_COST = 64, RUN_COST = 128, STEPS_RUN_COST = 256;
 
 /* ---- Interface to the family ------------------------------------------------------------------------------------- */
@@ -64,7 +64,7 @@ static struct product product(const struct node *node) {
     return product;
 }
 
-/* Elements below 8 bits have no address of their own, so rectangles of them cannot be packed. */
+/* Elements narrower than 8 bits have no address of their own, so rectangles of them cannot be packed. */
 static weftStatus_t check(const struct region *region, const struct node *node) {
     (void)region;
     struct product p = product(node);

@@ -87,7 +87,8 @@ struct gemm {
 /* Bytes of workspace of gemm_run with the same sizes and threads. */
 int64_t gemm_workspace_bytes(const struct gemm *gemm, int threads);
 
-/* An upper bound of it for any m and k up to the given ones, for sizes that are known only at run time. */
+/* An upper bound of gemm_workspace_bytes for any m and k up to the given ones, for sizes that are known only at run
+   time. */
 int64_t gemm_workspace_max(const struct gemm *gemm, int threads);
 
 /* Computes C on up to `threads` threads of the pool (threads_count() for all). Each element is summed in a fixed order,

@@ -188,7 +188,7 @@ void gemm_pack_matrix(const void *source, void *panel, int width, int64_t batch,
         return;
     }
     for (int d = 0; d < depth; d++, index += matrix->depth_stride, dst += width) {
-        /* Depth by depth: a row of the panel is `width` contiguous elements along the other index. */
+        /* One k at a time: a row of the panel is `width` contiguous elements along the other index. */
         if (gemm_has_floats(matrix)) {
             const float *src = (const float *)matrix->base + index;
             for (int i = 0; i < count; i++)

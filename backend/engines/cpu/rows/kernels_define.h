@@ -153,7 +153,8 @@ static int64_t part_of_columns(int64_t left) {
     _Pragma("GCC unroll 8") for (int width = (count) / 2; width > 0; width /= 2)                                       \
         INDEPENDENT for (int k = 0; k < width; k++) all[k] = JOIN(all[k], all[k + width]);
 
-/* LOAD(i): lanes from element i on. LOAD_ONE(i): a single remaining element; the other lanes hold the identity. */
+/* LOAD(i): lanes that start at element i. LOAD_ONE(i): a single remaining element; the other lanes hold the
+   identity. */
 #define REDUCE_ROWS(function, TAKE, identity, LOAD, LOAD_ONE)                                                          \
     WIDE static void function(int64_t rows, int64_t columns, double *totals, const void *xs, int64_t ld_x,             \
                               const void *bs, int64_t ld_b) {                                                          \

@@ -230,7 +230,8 @@ static int64_t scratch_bytes_of(bool is_wide) { return is_wide ? (int64_t)sizeof
 
 static weftDataType_t scratch_type(bool is_wide) { return is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT; }
 
-/* Counted in elements of its own width from the start of scratch memory, whose parts are multiples of 64 bytes. */
+/* The location counts elements of the value's own width from the start of scratch memory, whose parts are multiples of
+   64 bytes. */
 int64_t rowwise_save(struct rowwise *rows, int term) {
     if (term < 0)
         return -1;
@@ -327,7 +328,7 @@ static void mark_needed(struct rowwise *rows, int index) {
     term->is_needed = true;
 }
 
-/* Below 8 bits, adjacent rows could share a byte although different threads store them. */
+/* If elements are narrower than 8 bits, adjacent rows could share a byte although different threads store them. */
 static weftStatus_t check_store(const struct rowwise *rows, const struct row_operand *operand) {
     const struct tensor *tensor = rows->graph->values[operand->value].tensor;
     if (dtype_of(operand->type)->bits < 8)

@@ -63,7 +63,7 @@ double attention_predict_flops(const struct cuda_attention *c, double flops);
 
 /* True if an operand has ragged offsets. */
 bool attention_is_ragged(const struct cuda_attention *c);
-/* Ditto, for operands with rows of queries or keys: page tables do not count. */
+/* The same for operands with rows of queries or keys: page tables do not count. */
 bool attention_has_ragged_rows(const struct cuda_attention *c);
 
 /* Columns of results that a block can accumulate in registers. */

@@ -249,7 +249,7 @@ static void emit_operands(struct kernel_source *source, const struct cuda_attent
     emit_element_scales(source, c, op->descale_do, op->d_o, "d_o");
 }
 
-/* Operands that are given a second time for the gradients; absent ones are never referenced. */
+/* Emits the operands that are given a second time for the gradients; absent ones are never referenced. */
 static void emit_copies(struct kernel_source *source, const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct {

@@ -440,7 +440,7 @@ static void emit_tile(struct kernel_source *source, const struct decode *d) {
     emit_constant(source, "SHARED_BYTES", d->shared_bytes);
 }
 
-/* Boxes of KEYS rows of BOX_BYTES; columns past the end of a row are zeros. */
+/* Emits a map with boxes of KEYS rows of BOX_BYTES; columns past the end of a row are zeros. */
 static void emit_map_of(struct kernel_source *source, const struct cuda_attention *c, const struct tensor *tensor,
                         const char *name) {
     int64_t bytes = dtype_bytes((weftDataType_t)tensor->type, 1);

@@ -19,9 +19,9 @@ double formula_instructions(const struct pointwise_op *op);
    the output and its type is narrower, it is rounded to that type, so that they see the stored value. GEN_INDEX is not
    supported here, because only its family knows the coordinates. */
 void formula_emit(struct text *code, const struct graph *graph, const struct node *node);
-/* Always rounds. */
+/* The same, but the result is always rounded. */
 void formula_emit_rounded(struct text *code, const struct graph *graph, const struct node *node);
-/* Never rounds. */
+/* The same, but the result is never rounded. */
 void formula_emit_exact(struct text *code, const struct graph *graph, const struct node *node);
 
 /* Emits "g3 += ...;" for the operands that `takes` marks. g<out> is the gradient of the node, whose operands and result

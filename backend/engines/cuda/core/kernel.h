@@ -98,7 +98,7 @@ void emit_constant(struct kernel_source *source, const char *name, int64_t value
 void emit_type(struct kernel_source *source, const char *name, weftDataType_t type);
 /* The CUDA name of a data type, or NULL if its elements have no address because they are smaller than a byte. */
 const char *cuda_type_name(weftDataType_t type);
-/* The CUDA name of any data type in registers. In memory, types below a byte are accessed through packed<T>. */
+/* The CUDA name of any data type in registers. In memory, types narrower than a byte are accessed through packed<T>. */
 const char *cuda_element_name(weftDataType_t type);
 
 /* Emits a field that is a tensor map, 64-byte aligned: maps come before all other fields. Preconditions: no other field

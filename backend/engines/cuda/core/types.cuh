@@ -39,8 +39,8 @@ struct tf32 {
     u32 bits;
 }; /* a float with a 10-bit fraction, only in registers and shared memory */
 
-/* Types below a byte: one byte each in registers, packed from the lowest bits in memory (see packed). Conversions use
-   only the bits that belong to the element. */
+/* Types narrower than a byte: one byte each in registers, packed from the lowest bits in memory (see packed).
+   Conversions use only the bits that belong to the element. */
 struct e2m1 {
     u8 bits;
 };
@@ -407,7 +407,7 @@ template <class T, int N> DEVICE void store_global(T *p, const run<T, N> &r) {
             store_global((u64)p + i * BYTES, ((const chunk<BYTES> *)&r)[i]);
 }
 
-/* ---- Elements below a byte in memory ---- */
+/* ---- Elements narrower than a byte in memory ---- */
 
 template <class T> constexpr int BITS = 8 * (int)sizeof(T);
 template <> constexpr int BITS<e2m1> = 4;

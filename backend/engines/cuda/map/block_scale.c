@@ -47,8 +47,8 @@ static weftStatus_t read_op(struct scaling *s, const struct region *region) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Coordinates are u32 in kernels; positions are i64 if there are more elements. Types below a byte are stored by whole
-   bytes. */
+/* Coordinates are u32 in kernels; positions are i64 if there are more elements. Types narrower than a byte are stored
+   by whole bytes. */
 static weftStatus_t check_tensor(const struct scaling *s, const struct tensor *tensor) {
     if (!cuda_element_name((weftDataType_t)tensor->type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store",
@@ -282,8 +282,8 @@ static bool is_double(const struct scaling *s) {
     return is_wide || (s->quantize && s->scale->type != WEFT_DATA_FP8_E8M0);
 }
 
-/* The second kernel, or the only one. Elements below a byte are written by whole bytes, so that no two threads store to
-   one. */
+/* The second kernel, or the only one. Elements narrower than a byte are written by whole bytes, so that no two threads
+   store to one. */
 static weftStatus_t add_values(const struct scaling *s, struct cuda_step *state, const struct device *device,
                                struct arena *arena) {
     /* items: bytes, or elements. */

@@ -1,9 +1,9 @@
 /* block_values: elements divided or multiplied by the scale of their block                           any chip, any type
    Formula   IS_QUANTIZED: y = x / scale, 0 if the scale is 0; else y = x scale, IS_NEGATIVE: -x scale
-   Tile      a thread computes one element of y, adjacent threads adjacent elements; for types below a byte, all
+   Tile      a thread computes one element of y, adjacent threads adjacent elements; for types narrower than a byte, all
              elements of a byte
    Params    THREADS IS_QUANTIZED IS_NEGATIVE x_t scale_t y_t math_t position, and locate(): the locations of an element
-             in x, y and scale; for types below a byte also find(): the element at a position in y's memory */
+             in x, y and scale; for types narrower than a byte also find(): the element at a position in y's memory */
 
 #include "core/dependent_launch.cuh"
 

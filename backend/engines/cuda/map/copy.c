@@ -80,8 +80,8 @@ static weftStatus_t analyse(struct movement *m, const struct region *region) {
 /* True if adjacent positions are not adjacent in memory. */
 static bool is_across(const struct side *side) { return side->rank > 0 && side->strides[side->rank - 1] > 1; }
 
-/* Bytes that a side transfers: whole sectors if adjacent elements of the result are not adjacent there. elements: of
-   the part. */
+/* Bytes that a side transfers: whole sectors if adjacent elements of the result are not adjacent there. elements: the
+   number of elements of the part. */
 static double side_bytes(const struct side *side, int64_t elements) {
     double one = (double)dtype_of(side->type)->bits / 8;
     /* Each element costs a sector of its own. */
@@ -107,16 +107,16 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Code generation --------------------------------------------------------------------------------------------- */
 
-/* Emits the address of a side's first element. For types below a byte, the offset is counted in elements. */
+/* Emits the address of a side's first element. For types narrower than a byte, the offset is counted in elements. */
 static void emit_base(struct kernel_source *source, const struct side *side, const char *field) {
-    /* Below a byte: the pointer counts elements. */
+    /* If elements are narrower than a byte, the pointer counts elements. */
     bool is_packed = !cuda_type_name(side->type);
     if (side->is_scratch)
         emit_scratch(source, cuda_type_name(side->type), side->scratch, field);
     else
         emit_pointer(source, side->type, graph_find_value(source->graph, side->tensor),
                      is_packed ? 0 : dtype_bytes(side->type, side->offset), field);
-    /* packed<T> counts elements below a byte; other pointers count elements anyway. */
+    /* packed<T> counts elements narrower than a byte; other pointers count elements anyway. */
     text_add(&source->code, "        auto at = p.%s + ", field);
     if (is_packed && side->offset) {
         char text[48];

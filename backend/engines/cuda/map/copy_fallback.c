@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Staged family: a fallback for tensors that kernels cannot address, because their types are below a byte or in
+/* Staged family: a fallback for tensors that kernels cannot address, because their types are narrower than a byte or in
    vectors, or that some kernels do not accept, such as softmax rows of one element. They are copied to plain tensors in
    the workspace, another family computes there, and results are copied back. */
 #include "engines/cuda/map/copy_fallback.h"
@@ -266,7 +266,7 @@ const struct family cuda_staged = {
     .name = "cuda.staged",
     .is_last_resort = true,
     .combines = true,
-    .doc = "operations on types below a byte and on vectorised tensors, by plain copies in the workspace",
+    .doc = "operations on types narrower than a byte and on vectorised tensors, by plain copies in the workspace",
     .accepts = accepts,
     .build = build,
 };

@@ -21,7 +21,7 @@ static struct name named(const char *format, int k, int dim) {
 /* The dim along which runs are contiguous. */
 static int last_of(const struct map *map) { return map->space.rank - 1; }
 
-/* True for types below a byte, which are addressed by element. */
+/* True for types narrower than a byte, which are addressed by element. */
 static bool is_packed(const struct operand *operand) { return !cuda_type_name(operand->type); }
 
 /* True for operands that go through shared memory, see struct map_tile. */

@@ -291,7 +291,7 @@ static void emit_ahead(struct kernel_source *source, const struct pooling *w) {
     emit_number(source, bytes / 16 * 16, "whole");
 }
 
-/* Arguments: sizes, strides, addresses, factors. */
+/* Emits the arguments: sizes, strides, addresses, factors. */
 static void emit_geometry(struct kernel_source *source, const struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     /* The tensor whose maxima are computed: `lowest` is the lowest number of its type. */

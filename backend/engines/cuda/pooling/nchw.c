@@ -198,7 +198,7 @@ static void find_whole(struct pooling *w) {
     w->nchw.tile_rows = WHOLE_UNIT * max64(1, WHOLE_BYTES / bytes / WHOLE_UNIT);
 }
 
-/* Only if channels are not contiguous: in NCHW, rows are. Replaces the general pool kernels. */
+/* Applies only if channels are not contiguous: in NCHW, rows are. Replaces the general pool kernels. */
 void pooling_find_nchw(struct pooling *w) {
     if (w->run > 1 || (w->kernel != POOL && w->kernel != POOL_BWD))
         return;

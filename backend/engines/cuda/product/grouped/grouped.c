@@ -34,19 +34,20 @@ static weftStatus_t check_region(const struct region *region) {
         const struct tensor *tensor = region->graph->values[node->operands[k]].tensor;
         if (tensor->vector_count != 1 || !cuda_type_name((weftDataType_t)tensor->type))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-                 "%s: %s is vectorised, or of a type below a byte. Use plain strides and a type of whole bytes.",
+                 "%s: %s is vectorised, or has a type narrower than a byte. Use plain strides and a type of whole "
+                 "bytes.",
                  descriptor_label(node->op), descriptor_label(&tensor->base));
     }
     return WEFT_STATUS_SUCCESS;
 }
 
 int grouped_run_along(const struct tensor *tensor, int dim) {
-    /* The run divides 16 bytes, the base address and the extent; */
+    /* The run divides 16 bytes, the base address and the extent. */
     int64_t fits = gcd64(tensor->alignment, 16) / dtype_bytes((weftDataType_t)tensor->type, 1);
     int64_t run = gcd64(fits > 1 ? fits : 1, tensor->dims.at[dim]);
     if (tensor->strides.at[dim] != 1 || tensor->is_by_value || tensor->is_constant)
         return 1;
-    /* rows must also start at multiples of it. */
+    /* Rows must also start at multiples of the run. */
     for (int i = 0; i < 3; i++)
         run = i == dim ? run : gcd64(run, tensor->strides.at[i]);
     return (int)run;
@@ -103,7 +104,8 @@ void grouped_set_rows(struct grouped *g, int64_t rows) {
     g->max_entries = g->group_rows / rows + g->experts + 1;
 }
 
-/* Forward, by the rows of an average expert, because their actual distribution is only known on the device. */
+/* Forward tiles are chosen for the rows of an average expert, because the actual distribution is only known on the
+   device. */
 static void choose_tile(struct grouped *g) {
     const struct arithmetic_row *row = &arithmetic_rows[g->c.arithmetic];
     int64_t rows = g->forward ? g->group_rows / (g->experts ? g->experts : 1) : g->rows;
@@ -241,7 +243,8 @@ weftStatus_t grouped_build_list(struct cuda_kernel *kernel, const struct grouped
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Type, access and strides of A or B. A staged type of NULL is an integer with the signedness of the tensor. */
+/* Emits the type, access and strides of A or B. A staged type of NULL is an integer with the signedness of the
+   tensor. */
 static void emit_matrix_operand(struct kernel_source *source, const struct grouped *g, int f) {
     static const char *const texts[][7] = {{"a", "a_t", "a_staged", "A_RUN", "A_IS_K_MAJOR", "a_outer", "a_k"},
                                            {"b", "b_t", "b_staged", "B_RUN", "B_IS_K_MAJOR", "b_outer", "b_k"}};

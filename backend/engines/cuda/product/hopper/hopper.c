@@ -333,7 +333,8 @@ void hopper_emit_tile(struct kernel_source *source, const struct hopper *h) {
     reductions_emit_kinds(source, &h->c);
 }
 
-/* By main loop and schedule, see the table in backend/README.md; scheme_fits excludes all other combinations. */
+/* Selects the kernel by main loop and schedule, see the table in backend/README.md; scheme_fits excludes all other
+   combinations. */
 weftStatus_t hopper_build_kernel(struct kernel_source *source, struct cuda_kernel *kernel, const struct hopper *h,
                                  struct arena *arena) {
     const struct hopper_tile *tile = h->tile;

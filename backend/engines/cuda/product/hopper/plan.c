@@ -92,8 +92,8 @@ static const struct hopper_tile tiles[HOPPER_TILE_ROWS] = {
     /* 33 */ {.rows = 128, .columns = 32, .row_blocks = 1, .stages = 9, .cluster = 4, .efficiency = 0.40},
 };
 
-/* The chip. Clocks are per multiprocessor. Fitted, because the chip lowers its clock at its power limit, so that long
-   products run slower than the nominal clock suggests. */
+/* Properties of the chip; clocks are per multiprocessor. They are fitted, because the chip lowers its clock at its power
+   limit, so that long products run slower than the nominal clock suggests. */
 static const double POWERED_CLOCK = 1.54e9; /* Hz, under the power limit, if all multiprocessors are busy */
 static const double CLOCK_MAX = 1.98e9;     /* Hz */
 static const double IDLE_POWER = 0.4; /* share of an idle multiprocessor's power that raises the clock of the others */
@@ -539,7 +539,7 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
     if (!h->tile)
         return;
     h->c.epilogue.reduces_stored = reduces_staged(h, h->tile);
-    /* After the choice, because these are the same for every tile, but not for other families. */
+    /* This comes after the choice, because these factors are the same for every tile, but not for other families. */
     h->seconds *= volume_slowdown(h, device);
     h->seconds += scattered_seconds(h, device) + reductions_seconds(&h->c);
     h->steps_per_split = divide_up(h->steps, (int64_t)h->splits * tile_splits(h->tile));

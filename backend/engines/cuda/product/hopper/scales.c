@@ -79,8 +79,8 @@ weftStatus_t hopper_scales(struct hopper *h) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The greatest common divisor: the columns between two block boundaries, wherever a tile starts. All columns of the
-   tile if B has no scales, or one for all columns. */
+/* Returns the greatest common divisor: the columns between two block boundaries, wherever a tile starts. Returns all
+   columns of the tile if B has no scales, or one for all columns. */
 int hopper_scale_columns(const struct hopper *h, const struct hopper_tile *tile) {
     int64_t sharing = h->scales[OPERAND_B].outer, columns = tile->columns;
     if (!h->scales[OPERAND_B].exists || sharing >= modes_extent(&h->c.modes[COLUMN]))
