@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations on types narrower than a byte, which every family must take one way or another: products, reductions,
+"""Operations on types narrower than a byte, which every family must support or decline: products, reductions,
 windows, conversions of shapes whose rows begin inside of bytes."""
 
 from __future__ import annotations

@@ -201,7 +201,8 @@ Operations that `cpu.fast` runs with `cpu.reference`, and the reasons:
 - conversions of INT64, such as a transpose to FLOAT: double does not represent all of its values;
 - matmul with M, N or K overrides, because panels are packed before the overrides are known;
 - block scales in tiles (F8_128x4), a layout for GPUs;
-- convolutions and grouped matmuls of operands narrower than a byte, and row operations where two rows share a byte;
+- convolutions and grouped matmuls of operands narrower than a byte, and row operations where two rows share
+  a byte;
 - a concatenation that converts;
 - a reshape that converts a non-contiguous tensor, or whose dims have no common factors with the input's;
 - pooling and interpolation of types other than FLOAT, HALF and BFLOAT16, or with neither contiguous channels
