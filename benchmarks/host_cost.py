@@ -80,30 +80,32 @@ def measure(handle: Any) -> dict[str, float]:
     def wait() -> None:
         backend.synchronize(handle, 0)
 
-    for kind, given, made in arrays(handle):
-        run = g.plan.bind(x=given, out={"y": made})
-        pack: dict[Any, Any] = {x: given, y: made}
+    for kind, args, made in arrays(handle):
+        run = g.plan.bind(x=args, out={"y": made})
+        pack: dict[Any, Any] = {x: args, y: made}
         rows[f"Python, {kind}: run = plan.bind(...); run()"] = cost(run, wait)
         rows[f"Python, {kind}: graph.execute({{...}})"] = cost(partial(g.execute, pack), wait)
-        rows[f"Python, {kind}: plan(x=..., out=...)"] = cost(partial(g.plan, x=given, out={"y": made}), wait)
-        rows[f"Python, {kind}: y = plan(x=...)"] = cost(partial(g.plan, x=given), wait)
+        rows[f"Python, {kind}: plan(x=..., out=...)"] = cost(partial(g.plan, x=args, out={"y": made}), wait)
+        rows[f"Python, {kind}: y = plan(x=...)"] = cost(partial(g.plan, x=args), wait)
     return rows
 
 
 def main() -> None:
     """Prints the costs."""
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--device", choices=["cpu", "cuda"], help="default: the first GPU, else the CPU")
-    ask.add_argument("--csv", type=Path, help="also write a table")
-    given = ask.parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: the first GPU, else the CPU")
+    parser.add_argument("--csv", type=Path, help="also write a table")
+    args = parser.parse_args()
     import weft
 
-    handle = weft.create_handle(given.device)
+    handle = weft.create_handle(args.device)
     rows = measure(handle)
     for what, nanoseconds in rows.items():
         print(f"{what:<52}{nanoseconds / 1e3:7.2f} µs")
-    if given.csv:
-        with given.csv.open("w", newline="") as file:
+    if args.csv:
+        with args.csv.open("w", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(["call", "device", "microseconds", "date"])
             device, date = handle.device.name.lower(), datetime.date.today().isoformat()

@@ -115,29 +115,31 @@ def measure(way: Way, device: str, prepare: Callable[[Any], Any]) -> list[float]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     has_gpu = torch.cuda.is_available()
-    ask.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if has_gpu else "cpu")
-    ask.add_argument("--only", nargs="*", default=[], help="operators of the table")
-    ask.add_argument("--split", action="store_true", help="also the forward pass of training by itself")
-    ask.add_argument("--csv", type=Path)
-    given = ask.parse_args(arguments)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if has_gpu else "cpu")
+    parser.add_argument("--only", nargs="*", default=[], help="operators of the table")
+    parser.add_argument("--split", action="store_true", help="also the forward pass of training by itself")
+    parser.add_argument("--csv", type=Path)
+    args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    with torch.device(given.device):
+    with torch.device(args.device):
         both = [rows(grad) | images(grad) for grad in (False, True)]
-    kinds = ["fwd", *(["noted"] if given.split else []), "both"]
+    kinds = ["fwd", *(["noted"] if args.split else []), "both"]
     table = [["operator", *(f"{kind} {way}" for kind in kinds for way in ("eager", "under", "own"))]]
     line = "{:18}" + "{:>12}" * 3 * len(kinds)
     print(line.format(*table[0]))
-    for name in given.only or both[0]:
-        figures = measure(both[0][name], given.device, lambda call: call)
-        if given.split:
-            figures += measure(both[1][name], given.device, lambda call: call)
-        figures += measure(both[1][name], given.device, trained)
+    for name in args.only or both[0]:
+        figures = measure(both[0][name], args.device, lambda call: call)
+        if args.split:
+            figures += measure(both[1][name], args.device, lambda call: call)
+        figures += measure(both[1][name], args.device, trained)
         table.append([name, *(f"{each:.1f}" for each in figures)])
         print(line.format(*table[-1]), flush=True)
-    if given.csv:
-        with given.csv.open("w", newline="") as file:
+    if args.csv:
+        with args.csv.open("w", newline="") as file:
             csv.writer(file).writerows(table)
 
 

@@ -63,12 +63,14 @@ def cost(name: str) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--only", nargs="*", default=[], help="operators of the table")
-    given = ask.parse_args(arguments)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="*", default=[], help="operators of the table")
+    args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with weft.torch.enable():
-        for name in given.only or calls(9):
+        for name in args.only or calls(9):
             weft.torch.clear_cache()
             print(f"{name:20}{cost(name):8.2f}", flush=True)
 

@@ -362,12 +362,14 @@ def run(number: int) -> str:
 
 
 def main() -> int:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("number", type=int, nargs="?", help="one case")
-    ask.add_argument("--first", type=int, default=0, help="of many (0)")
-    ask.add_argument("--count", type=int, default=3000, help="how many (3000)")
-    given = ask.parse_args()
-    numbers = range(given.first, given.first + given.count) if given.number is None else [given.number]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("number", type=int, nargs="?", help="one case")
+    parser.add_argument("--first", type=int, default=0, help="of many (0)")
+    parser.add_argument("--count", type=int, default=3000, help="how many (3000)")
+    args = parser.parse_args()
+    numbers = range(args.first, args.first + args.count) if args.number is None else [args.number]
     failed, device = 0, os.environ.get("WEFT_TEST_DEVICE", "cpu")
     for number in numbers:
         if found := run(number):

@@ -165,34 +165,36 @@ def short(error: Exception) -> str:
 
 def main() -> int:
     """Runs the cases. Returns 1 if one is wrong, 3 if another process must run those that are left."""
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("numbers", type=int, nargs="*", help="cases to run with their plans printed")
-    ask.add_argument("--first", type=int, default=0, help="number of the first case")
-    ask.add_argument("--step", type=int, default=1, help="distance between the numbers of two cases")
-    ask.add_argument("--count", type=int, default=1 << 60, help="number of cases")
-    ask.add_argument("--seconds", type=float, default=60, help="no case starts later than this")
-    ask.add_argument("--work", type=float, default=WORK, help="multiply-adds of the largest cases")
-    ask.add_argument("--family", default="", help="only cases of this family")
-    given = ask.parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("numbers", type=int, nargs="*", help="cases to run with their plans printed")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--step", type=int, default=1, help="distance between the numbers of two cases")
+    parser.add_argument("--count", type=int, default=1 << 60, help="number of cases")
+    parser.add_argument("--seconds", type=float, default=60, help="no case starts later than this")
+    parser.add_argument("--work", type=float, default=WORK, help="multiply-adds of the largest cases")
+    parser.add_argument("--family", default="", help="only cases of this family")
+    args = parser.parse_args()
     faulthandler.enable()
-    wrong, families, number, text = 0, Counter[str](), given.first, ""
+    wrong, families, number, text = 0, Counter[str](), args.first, ""
     start = time.monotonic()
-    for number in given.numbers:
-        text, case, steps = check(number, given.work, given.family)
+    for number in args.numbers:
+        text, case, steps = check(number, args.work, args.family)
         wrong += bool(text)
         print(f"{number} {case}\n    {steps}\n    {text or 'right'}", flush=True)
-    if given.numbers:
+    if args.numbers:
         return 1 if wrong else 0
-    for _ in range(given.count):
-        if time.monotonic() - start > given.seconds:
+    for _ in range(args.count):
+        if time.monotonic() - start > args.seconds:
             break
         print(f"case {number}", flush=True)  # if the process is killed, the last printed case caused it
-        text, case, steps = check(number, given.work, given.family)
+        text, case, steps = check(number, args.work, args.family)
         families[case.split(" ", 1)[0]] += 1
         if text:
             wrong += 1
             print(f"WRONG {number} {case}: {text} [{steps}]", flush=True)
-        number += given.step
+        number += args.step
         if text.startswith(LOST):
             break
         if number % 8 == 0 and not IS_EMULATED:

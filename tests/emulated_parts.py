@@ -118,28 +118,30 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> int:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--chips", type=numbers, default=list(CHIPS), help="compute capabilities, times 10")
-    ask.add_argument("--parts", type=numbers, default=list(range(COUNT + 1)), help="default: 0 to 96")
-    ask.add_argument("--jobs", type=int, default=os.cpu_count(), help="parts side by side")
-    ask.add_argument("--seconds", type=float, default=float("inf"), help="no part starts later than this")
-    ask.add_argument("--again", action="store_true", help="also parts that passed")
-    given = ask.parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--chips", type=numbers, default=list(CHIPS), help="compute capabilities, times 10")
+    parser.add_argument("--parts", type=numbers, default=list(range(COUNT + 1)), help="default: 0 to 96")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="parts side by side")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no part starts later than this")
+    parser.add_argument("--again", action="store_true", help="also parts that passed")
+    args = parser.parse_args()
     emulated_gpu.build()
     current, start = digest(), time.monotonic()
     todo = []
-    for chip in given.chips:
-        for part in given.parts:
+    for chip in args.chips:
+        for part in args.parts:
             before = outcome(chip, part)
-            if given.again or before.get("digest") != current or before.get("status") != 0:
+            if args.again or before.get("digest") != current or before.get("status") != 0:
                 todo.append((chip, part))
 
     def run_in_time(which: tuple[int, int]) -> bool | None:
-        return run(*which, current) if time.monotonic() - start < given.seconds else None
+        return run(*which, current) if time.monotonic() - start < args.seconds else None
 
-    with ThreadPoolExecutor(given.jobs) as pool:
+    with ThreadPoolExecutor(args.jobs) as pool:
         done = list(pool.map(run_in_time, todo))
-    total = len(given.chips) * len(given.parts)
+    total = len(args.chips) * len(args.parts)
     print(f"{total} parts: {total - len(todo)} passed before, {done.count(True)} passed, "
           f"{done.count(False)} failed, {done.count(None)} left")  # fmt: skip
     return 1 if done.count(False) else 0

@@ -251,9 +251,11 @@ def check(text: Text) -> str:
 
 def main() -> int:
     """Checks configurations; 1 if one is wrong."""
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--part", default="1/1", help="N/M: every Mth configuration, from the Nth on")
-    first, step = map(int, ask.parse_args().part.split("/"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", default="1/1", help="N/M: every Mth configuration, from the Nth on")
+    first, step = map(int, parser.parse_args().part.split("/"))
     chosen = texts()[first - 1 :: step]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         wrong = list(filter(None, pool.map(check, chosen)))

@@ -237,28 +237,30 @@ def check(number: int, names: Sequence[str] = ()) -> str:
 
 
 def main() -> int:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("number", type=int, nargs="?", help="one graph")
-    ask.add_argument("--graph", help="one graph that was printed as a line")
-    ask.add_argument("--keep", help="which of its operations to keep (all)")
-    ask.add_argument("--plain", action="store_true", help="all operands packed")
-    ask.add_argument("--engine", help="one engine (all of the device)")
-    ask.add_argument("--first", type=int, default=0, help="of many (0)")
-    ask.add_argument("--count", type=int, default=300, help="how many (300)")
-    ask.add_argument("--near", action="store_true", help="only those at sizes next to thresholds")
-    given = ask.parse_args()
-    names = [given.engine] if given.engine else engines()
-    if given.number is not None or given.graph:
-        graph = Graph.from_line(given.graph) if given.graph else make(given.number)
-        keep = [int(word) for word in given.keep.split(",")] if given.keep else range(len(graph.nodes))
-        graph = part(graph, keep, given.plain) if given.keep or given.plain else graph
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("number", type=int, nargs="?", help="one graph")
+    parser.add_argument("--graph", help="one graph that was printed as a line")
+    parser.add_argument("--keep", help="which of its operations to keep (all)")
+    parser.add_argument("--plain", action="store_true", help="all operands packed")
+    parser.add_argument("--engine", help="one engine (all of the device)")
+    parser.add_argument("--first", type=int, default=0, help="of many (0)")
+    parser.add_argument("--count", type=int, default=300, help="how many (300)")
+    parser.add_argument("--near", action="store_true", help="only those at sizes next to thresholds")
+    args = parser.parse_args()
+    names = [args.engine] if args.engine else engines()
+    if args.number is not None or args.graph:
+        graph = Graph.from_line(args.graph) if args.graph else make(args.number)
+        keep = [int(word) for word in args.keep.split(",")] if args.keep else range(len(graph.nodes))
+        graph = part(graph, keep, args.plain) if args.keep or args.plain else graph
         found = list(faults(graph, names))
         print(graph, *(f"{engine}: {text}" for engine, text in found), sep="\n")
         return 1 if found else 0
     counts: Counter[str] = Counter()
     start = time.process_time()
-    numbers = range(given.first, given.first + given.count)
-    for number in filter(is_near, numbers) if given.near else numbers:
+    numbers = range(args.first, args.first + args.count)
+    for number in filter(is_near, numbers) if args.near else numbers:
         graph = make(number)
         counts.update(node.what for node in graph.nodes)
         if wrong := check(number, names):
@@ -267,7 +269,7 @@ def main() -> int:
     failed = counts.pop("wrong", 0)
     print(", ".join(f"{count} {what}" for what, count in counts.most_common()))
     print(
-        f"{given.count} graphs, {counts.total()} operations, {failed} wrong, "
+        f"{args.count} graphs, {counts.total()} operations, {failed} wrong, "
         f"{time.process_time() - start:.0f} s"
     )
     return 1 if failed else 0

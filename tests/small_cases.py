@@ -1841,36 +1841,38 @@ def known() -> set[str]:
 
 def main() -> int:
     """Runs cases; 1 if one is wrong, or something has no case."""
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--part", default="1/1", help="N/M: every Mth case, from the Nth on")
-    ask.add_argument("--only", default="", help="cases whose names match this regular expression")
-    ask.add_argument("--plan", action="store_true", help="for sm_90, without running")
-    ask.add_argument("--any-kernel", action="store_true", help="on chips that choose others than an H200")
-    ask.add_argument("--watched-by", default="", help="a tool, by sanitizer.py: nothing is compared")
-    ask.add_argument("--runs", type=int, default=3, help="what one leaves in counters, the next one finds")
-    ask.add_argument("--shift", type=int, default=0, help="arrays begin so many elements behind 64 bytes")
-    given = ask.parse_args()
-    first, step = map(int, given.part.split("/"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", default="1/1", help="N/M: every Mth case, from the Nth on")
+    parser.add_argument("--only", default="", help="cases whose names match this regular expression")
+    parser.add_argument("--plan", action="store_true", help="for sm_90, without running")
+    parser.add_argument("--any-kernel", action="store_true", help="on chips that choose others than an H200")
+    parser.add_argument("--watched-by", default="", help="a tool, by sanitizer.py: nothing is compared")
+    parser.add_argument("--runs", type=int, default=3, help="what one leaves in counters, the next one finds")
+    parser.add_argument("--shift", type=int, default=0, help="arrays begin so many elements behind 64 bytes")
+    args = parser.parse_args()
+    first, step = map(int, args.part.split("/"))
     names = list(CASES)[first - 1 :: step]
-    chosen = {name: CASES[name] for name in names if re.search(given.only, name)}
-    if given.watched_by == "initcheck":
+    chosen = {name: CASES[name] for name in names if re.search(args.only, name)}
+    if args.watched_by == "initcheck":
         chosen = {name: case for name, case in chosen.items() if not case.is_read_again}
     if not chosen:
-        ask.error(f"no case matches '{given.only}' in part {given.part}")
-    where = {"device": "sm_90"} if given.plan else {"handle": weft.create_handle("cuda")}
+        parser.error(f"no case matches '{args.only}' in part {args.part}")
+    where = {"device": "sm_90"} if args.plan else {"handle": weft.create_handle("cuda")}
     made = build_all(list(chosen.values()), where)
     wrong, used = {}, set[str]()
     for (name, case), each in zip(chosen.items(), made, strict=True):
-        found, own = check(each, case, given), used_by(each)
+        found, own = check(each, case, args), used_by(each)
         wrong[name], used = found, used | own
         missing = [kernel for kernel in case.kernels.split() if f"{kernel}.cuh" not in own]
-        found += [f"without {kernel}" for kernel in missing if not given.any_kernel]
+        found += [f"without {kernel}" for kernel in missing if not args.any_kernel]
         steps = [f"{step['family']}: {step['detail']}" for step in each.g.plan.report["steps"]]
         lines = ["; ".join(steps), *(f"    WRONG: {text}" for text in found)]
         print(f"{name:<40}" + "\n".join(lines), flush=True)
     del made, each
     gc.collect()  # graphs and tensors hold each other; the interpreter ends without any
-    if len(chosen) == len(CASES) and known() and not given.any_kernel:
+    if len(chosen) == len(CASES) and known() and not args.any_kernel:
         wrong["all"], seen = sorted(known() - used), len(known() & used)
         print(f"no case for: {', '.join(wrong['all']) or 'nothing'}; {seen} kernels and families used")
     return 1 if any(wrong.values()) else 0

@@ -104,14 +104,14 @@ def findings(text: str) -> Iterator[str]:
         yield f"{count:4} x {kind}"
 
 
-def run(title: str, command: Sequence[str], given: argparse.Namespace, **extra: str) -> Result:
+def run(title: str, command: Sequence[str], args: argparse.Namespace, **extra: str) -> Result:
     """Runs a part and prints the relevant part of its output."""
     start = time.perf_counter()
-    code, text = execute(command, given.seconds, extra)
+    code, text = execute(command, args.seconds, extra)
     seconds = time.perf_counter() - start
-    if given.logs:
-        given.logs.mkdir(parents=True, exist_ok=True)
-        (given.logs / f"{title.replace(' ', '_')}.log").write_text(text)
+    if args.logs:
+        args.logs.mkdir(parents=True, exist_ok=True)
+        (args.logs / f"{title.replace(' ', '_')}.log").write_text(text)
     last = [line for line in text.splitlines() if line.strip() and not line.startswith("not observed")]
     shown = [] if code == 0 else [*shortened(text), *findings(text), *last[-10:]]
     if title == "suite" or "host cost" in title:
@@ -125,78 +125,78 @@ def run(title: str, command: Sequence[str], given: argparse.Namespace, **extra: 
     )
 
 
-def tests(given: argparse.Namespace) -> Iterator[Result]:
+def tests(args: argparse.Namespace) -> Iterator[Result]:
     """The tests of operations, plans and their code on the GPU, and those that need a GPU."""
     folders = [f"tests/{name}" for name in ("ops", "plan", "machine_code", "gpu")]
-    chosen = given.paths or [*folders, f"--ignore={LARGE}"]
-    chosen += ["-k", given.only] if given.only else []
-    chosen += ["-m", "not slow"] if given.quick else []
-    yield run("tests", [*PYTEST, *chosen, *parallel(given)], given)
-    if not given.paths:
-        yield run("exact floats", [*PYTEST, *PRODUCTS, *parallel(given)], given, **EXACT)
+    chosen = args.paths or [*folders, f"--ignore={LARGE}"]
+    chosen += ["-k", args.only] if args.only else []
+    chosen += ["-m", "not slow"] if args.quick else []
+    yield run("tests", [*PYTEST, *chosen, *parallel(args)], args)
+    if not args.paths:
+        yield run("exact floats", [*PYTEST, *PRODUCTS, *parallel(args)], args, **EXACT)
 
 
-def parallel(given: argparse.Namespace) -> list[str]:
+def parallel(args: argparse.Namespace) -> list[str]:
     """The options with which pytest uses many processes, if available."""
-    return ["-n", str(given.jobs)] if given.jobs > 1 and importlib.util.find_spec("xdist") else []
+    return ["-n", str(args.jobs)] if args.jobs > 1 and importlib.util.find_spec("xdist") else []
 
 
-def frontend(given: argparse.Namespace) -> Iterator[Result]:
+def frontend(args: argparse.Namespace) -> Iterator[Result]:
     """The frontend's tests: on the CPU, with NumPy arrays, on a machine with a GPU."""
-    yield run("frontend", [*PYTEST, "tests/python", *parallel(given)], given, **HOST)
+    yield run("frontend", [*PYTEST, "tests/python", *parallel(args)], args, **HOST)
 
 
-def beside_torch(given: argparse.Namespace) -> Iterator[Result]:
+def beside_torch(args: argparse.Namespace) -> Iterator[Result]:
     """weft.torch on GPU tensors, and torch's own samples of its operators with weft.torch.enable()."""
-    yield run("torch", [*PYTEST, "tests/weft_torch", *parallel(given)], given)
+    yield run("torch", [*PYTEST, "tests/weft_torch", *parallel(args)], args)
     if not importlib.util.find_spec("expecttest"):
         yield Result("torch samples", None, 0, "expecttest is not installed, which torch's own tests import")
 
 
-def beside_jax(given: argparse.Namespace) -> Iterator[Result]:
+def beside_jax(args: argparse.Namespace) -> Iterator[Result]:
     """weft.jax on GPU arrays."""
-    yield run("jax", [*PYTEST, "tests/weft_jax", *parallel(given)], given, **EXACT)
+    yield run("jax", [*PYTEST, "tests/weft_jax", *parallel(args)], args, **EXACT)
 
 
-def large(given: argparse.Namespace) -> Iterator[Result]:
+def large(args: argparse.Namespace) -> Iterator[Result]:
     """Sequentially, because each of them needs much of the GPU's memory."""
-    yield run("large", [*PYTEST, LARGE], given)
+    yield run("large", [*PYTEST, LARGE], args)
 
 
-def sanitizers(given: argparse.Namespace) -> Iterator[Result]:
+def sanitizers(args: argparse.Namespace) -> Iterator[Result]:
     """All tools concurrently on small cases of every kernel, which are compiled and compared first."""
-    yield run("small cases", [sys.executable, SMALL], given)
+    yield run("small cases", [sys.executable, SMALL], args)
 
     def watches(tool: str, part: int) -> Result:
         words = [SANITIZER, tool, "--part", f"{part}/{PARTS_OF_TOOLS}"]
-        return run(f"{tool} {part}", [sys.executable, *words], given)
+        return run(f"{tool} {part}", [sys.executable, *words], args)
 
     def sees(tool: str) -> Result:
         start = time.perf_counter()
-        _, text = execute([sys.executable, SANITIZER, tool, "--planted"], given.seconds, {})
+        _, text = execute([sys.executable, SANITIZER, tool, "--planted"], args.seconds, {})
         results = next(findings(text), "").strip()[:90]
         if not results:
             print(f"== {tool} sees nothing of what was planted:\n{text[-2000:]}", flush=True)
         return Result(f"{tool} sees", bool(results), time.perf_counter() - start, results or "nothing of it")
 
-    with ThreadPoolExecutor(given.jobs) as pool:
-        planted = pool.map(sees, [tool for tool in given.tools if tool in ("memcheck", "initcheck")])
+    with ThreadPoolExecutor(args.jobs) as pool:
+        planted = pool.map(sees, [tool for tool in args.tools if tool in ("memcheck", "initcheck")])
         parts = range(1, PARTS_OF_TOOLS + 1)
-        yield from pool.map(watches, *zip(*product(given.tools, parts), strict=True))
+        yield from pool.map(watches, *zip(*product(args.tools, parts), strict=True))
         yield from planted
 
 
-def campaign(given: argparse.Namespace) -> int:
+def campaign(args: argparse.Namespace) -> int:
     """Random cases of every family, in one process per core. Prints the failing ones and the next seed;
     returns 1 if a case fails."""
-    end = time.monotonic() + given.campaign
+    end = time.monotonic() + args.campaign
 
     def part(i: int) -> str:
         """The output of one core: of one process, or of several if a case makes the GPU unusable."""
-        text, first, code = "", given.seed + i, 3
+        text, first, code = "", args.seed + i, 3
         while code == 3 and time.monotonic() < end:
             left = end - time.monotonic()
-            words = [CAMPAIGN, "--first", str(first), "--step", str(given.jobs), "--seconds", str(left)]
+            words = [CAMPAIGN, "--first", str(first), "--step", str(args.jobs), "--seconds", str(left)]
             code, more = execute([sys.executable, *words], left + 90, {})
             if code not in (0, 1, 3):
                 last = (re.findall(r"^case \d+$", more, re.MULTILINE) or ["before the first case"])[-1]
@@ -205,8 +205,8 @@ def campaign(given: argparse.Namespace) -> int:
             first = max(map(int, re.findall(r"next --first (\d+)", more)), default=first)
         return text
 
-    with ThreadPoolExecutor(given.jobs) as pool:
-        text = "\n".join(pool.map(part, range(given.jobs)))
+    with ThreadPoolExecutor(args.jobs) as pool:
+        text = "\n".join(pool.map(part, range(args.jobs)))
     for line in text.splitlines():
         if line.startswith(("WRONG", DIED)):
             print(line)
@@ -214,62 +214,64 @@ def campaign(given: argparse.Namespace) -> int:
     cases, wrong, seeds = ([int(end[i]) for end in ends] for i in range(3))
     died = text.count(DIED)
     counts = f"{sum(cases)} cases, {sum(wrong)} wrong, {died} processes died"
-    print(f"campaign: {counts}, next --seed {max(seeds, default=given.seed)}")
+    print(f"campaign: {counts}, next --seed {max(seeds, default=args.seed)}")
     return 1 if sum(wrong) or died or not sum(cases) else 0
 
 
-def demo(given: argparse.Namespace) -> Iterator[Result]:
+def demo(args: argparse.Namespace) -> Iterator[Result]:
     """Trains on the GPU and checks the result."""
     with tempfile.TemporaryDirectory() as folder:
-        yield run("demo", [sys.executable, "-m", "weft", "demo", "--out", folder], given)
+        yield run("demo", [sys.executable, "-m", "weft", "demo", "--out", folder], args)
 
 
-def suite(given: argparse.Namespace) -> Iterator[Result]:
+def suite(args: argparse.Namespace) -> Iterator[Result]:
     """The same graphs with cuDNN and Weft."""
-    if not given.suite:
+    if not args.suite:
         yield Result("suite", None, 0, "--suite names no file")
         return
-    command = [sys.executable, str(given.suite), "--mods", given.mods, "--only", given.cases]
-    command += ["--csv", given.csv] if given.csv else []
-    yield run("suite", [*command, "--seconds", str(given.seconds - 30)], given)
+    command = [sys.executable, str(args.suite), "--mods", args.mods, "--only", args.cases]
+    command += ["--csv", args.csv] if args.csv else []
+    yield run("suite", [*command, "--seconds", str(args.seconds - 30)], args)
 
 
-def host_cost(given: argparse.Namespace) -> Iterator[Result]:
+def host_cost(args: argparse.Namespace) -> Iterator[Result]:
     """The host cost of one execution, and of one of torch's operators."""
     for title, name in (("host cost", "host_cost"), ("torch host cost", "torch_host_cost")):
-        yield run(title, [sys.executable, "-m", f"benchmarks.{name}"], given)
+        yield run(title, [sys.executable, "-m", f"benchmarks.{name}"], args)
 
 
 def arguments() -> argparse.Namespace:
     """The parsed command line."""
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--quick", action="store_true", help="only the tests, without slow and large ones")
-    ask.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    ask.add_argument("--paths", nargs="*", help="paths of tests")
-    ask.add_argument("--only", default="", help="tests whose names match, like pytest -k")
-    ask.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 14))
-    ask.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS), help="compute-sanitizer tools")
-    ask.add_argument("--suite", type=Path, help="the file of the suite")
-    ask.add_argument("--cases", default=".", help="regular expression for cases of the suite")
-    ask.add_argument("--mods", default="cudnn,weft", help="modules that the suite compares")
-    ask.add_argument("--csv", default="", help="output file of the suite's table")
-    ask.add_argument("--seconds", type=float, default=600, help="time limit of each part")
-    ask.add_argument("--logs", type=Path, help="directory for the complete output of each part")
-    ask.add_argument("--campaign", type=float, default=0, help="only random cases, for this many seconds")
-    ask.add_argument("--seed", type=int, default=0, help="number of the campaign's first case")
-    return ask.parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="only the tests, without slow and large ones")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--paths", nargs="*", help="paths of tests")
+    parser.add_argument("--only", default="", help="tests whose names match, like pytest -k")
+    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 14))
+    parser.add_argument(
+        "--tools", nargs="+", choices=TOOLS, default=list(TOOLS), help="compute-sanitizer tools"
+    )
+    parser.add_argument("--suite", type=Path, help="the file of the suite")
+    parser.add_argument("--cases", default=".", help="regular expression for cases of the suite")
+    parser.add_argument("--mods", default="cudnn,weft", help="modules that the suite compares")
+    parser.add_argument("--csv", default="", help="output file of the suite's table")
+    parser.add_argument("--seconds", type=float, default=600, help="time limit of each part")
+    parser.add_argument("--logs", type=Path, help="directory for the complete output of each part")
+    parser.add_argument("--campaign", type=float, default=0, help="only random cases, for this many seconds")
+    parser.add_argument("--seed", type=int, default=0, help="number of the campaign's first case")
+    return parser.parse_args()
 
 
 def main() -> int:
     """Runs the requested parts and prints a summary."""
-    given = arguments()
-    if given.campaign:
-        return campaign(given)
+    args = arguments()
+    if args.campaign:
+        return campaign(args)
     makers = (tests, large, frontend, beside_torch, beside_jax, sanitizers, demo, suite, host_cost)
     run_part = dict(zip(PARTS, makers, strict=True))
-    results = [
-        found for part in (["tests"] if given.quick else given.parts) for found in run_part[part](given)
-    ]
+    results = [found for part in (["tests"] if args.quick else args.parts) for found in run_part[part](args)]
     print(f"\n{'part':<15}{'result':<9}{'seconds':>8}  result")
     for title, passed, seconds, note in results:
         word = "not run" if passed is None else "passed" if passed else "FAILED"

@@ -100,23 +100,27 @@ def print_missing(found: dict[str, Source], name: str) -> None:
 
 def main() -> int:
     """Prints the report; returns 1 if the coverage is below the limit."""
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--missing", nargs="?", const="", help="print lines that did not run (of these paths)")
-    ask.add_argument("--least", type=float, default=0, help="required percentage of executed lines")
-    ask.add_argument("--write", action="store_true", help="write the table into docs/testing.md")
-    given = ask.parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--missing", nargs="?", const="", help="print lines that did not run (of these paths)"
+    )
+    parser.add_argument("--least", type=float, default=0, help="required percentage of executed lines")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/testing.md")
+    args = parser.parse_args()
     if not BUILD.exists():
         sys.exit("build/coverage does not exist. Run make coverage.")
     results = sources()
     text, reached = table(results)
     print(text)
-    if given.missing is not None:
-        print_missing(results, given.missing)
-    if given.write:
+    if args.missing is not None:
+        print_missing(results, args.missing)
+    if args.write:
         page = TABLE.read_text()
         start = page.index(HEAD)
         TABLE.write_text(page[:start] + text + page[page.index("\n\n", start) :])
-    return 1 if reached < given.least else 0
+    return 1 if reached < args.least else 0
 
 
 if __name__ == "__main__":

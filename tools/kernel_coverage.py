@@ -343,27 +343,29 @@ def write_chosen(chosen: list[tuple[str, str]]) -> None:
 
 def main() -> int:
     """Runs a subcommand."""
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("command", choices=["report", "programs", "write", "check", "choose"])
-    ask.add_argument("folder", type=Path, nargs="*", help="by default those of emulated_parts.py")
-    ask.add_argument("--missing", nargs="?", const="", help="print uncovered lines (of matching files)")
-    ask.add_argument("--seconds", type=float, default=240, help="time of the chosen tests; default 240")
-    given = ask.parse_args()
-    records = read(given.folder or part_folders())
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=["report", "programs", "write", "check", "choose"])
+    parser.add_argument("folder", type=Path, nargs="*", help="by default those of emulated_parts.py")
+    parser.add_argument("--missing", nargs="?", const="", help="print uncovered lines (of matching files)")
+    parser.add_argument("--seconds", type=float, default=240, help="time of the chosen tests; default 240")
+    args = parser.parse_args()
+    records = read(args.folder or part_folders())
     if not records.programs:
         sys.exit("no records. Run python tests/emulated_parts.py, or set EMULATOR_COVERAGE for other tests.")
-    if given.command == "report":
-        report(records, given.missing)
-    elif given.command == "programs":
-        programs(records, given.missing is not None)
-    elif given.command == "write":
+    if args.command == "report":
+        report(records, args.missing)
+    elif args.command == "programs":
+        programs(records, args.missing is not None)
+    elif args.command == "write":
         write_table(records)
-    elif given.command == "check":
+    elif args.command == "check":
         results = faults(records)
         print("\n".join(results) or "all kernel files are covered as recorded in docs/testing.md")
         return 1 if results else 0
     else:
-        write_chosen(chosen := choose(records, given.seconds))
+        write_chosen(chosen := choose(records, args.seconds))
         print(f"{CHOSEN.relative_to(ROOT)}: {len(chosen)} tests")
     return 0
 

@@ -391,22 +391,24 @@ def report(seen: Iterable[tuple[str, str]]) -> bool:
 
 def main() -> int:
     """Runs a sample; returns 1 if too few changes were detected."""
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("path", nargs="*", default=EVERYWHERE, help="files or directories; default: all")
-    ask.add_argument("--sample", type=int, default=20, help="number of changes; 0: all; default 20")
-    ask.add_argument("--seed", type=int, default=1, help="seed of the sample; default 1")
-    ask.add_argument("--list", action="store_true", help="print the changes without testing them")
-    given = ask.parse_args()
-    paths = list(files_under(given.path))
-    mutants = draw(paths, random.Random(given.seed)) if given.sample else all_changes(paths)
-    if given.list:
-        for mutant in itertools.islice(mutants, given.sample or None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("path", nargs="*", default=EVERYWHERE, help="files or directories; default: all")
+    parser.add_argument("--sample", type=int, default=20, help="number of changes; 0: all; default 20")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the sample; default 1")
+    parser.add_argument("--list", action="store_true", help="print the changes without testing them")
+    args = parser.parse_args()
+    paths = list(files_under(args.path))
+    mutants = draw(paths, random.Random(args.seed)) if args.sample else all_changes(paths)
+    if args.list:
+        for mutant in itertools.islice(mutants, args.sample or None):
             print(f"{mutant.path}\n{mutant.change()}")
         return 0
     verdicts, seen = Verdicts(), list[tuple[str, str]]()
     whole, trusted = b"", set[str]()
     for mutant in mutants:
-        if given.sample and sum(results in ("killed", "survived") for _, results in seen) >= given.sample:
+        if args.sample and sum(results in ("killed", "survived") for _, results in seen) >= args.sample:
             break
         results = verdicts.known.get(mutant.key, "")
         if not results:

@@ -143,17 +143,21 @@ def measure(kind: str) -> Share:
 
 def main() -> int:
     """Prints shares or findings; returns 1 if --check finds a share above its limit."""
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--check", action="store_true", help="list the classes above their limits, and fail")
-    ask.add_argument("--list", metavar="PATH", help="list the findings in files whose paths begin with PATH")
-    given = ask.parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="list the classes above their limits, and fail")
+    parser.add_argument(
+        "--list", metavar="PATH", help="list the findings in files whose paths begin with PATH"
+    )
+    args = parser.parse_args()
     shares = {kind: measure(kind) for kind in FILES}
     everything = [finding for share in shares.values() for finding in share.findings]
-    if given.list is not None:
-        print(*(finding for finding in everything if finding.path.startswith(given.list)), sep="\n")
+    if args.list is not None:
+        print(*(finding for finding in everything if finding.path.startswith(args.list)), sep="\n")
         return 0
     above = {kind: share for kind, share in shares.items() if share.percent > LIMITS[kind]}
-    if given.check:
+    if args.check:
         for kind, share in above.items():
             print(*share.findings, sep="\n")
             print(f"{kind}: {share.percent:.2f} % of {share.blocks} blocks, the limit is {LIMITS[kind]} %.")

@@ -286,17 +286,19 @@ def examine(name: str, only: str) -> dict[str, Any]:
 
 def main() -> int:
     """Prints the differences; returns 1 if it finds one."""
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("before", nargs="?", default="HEAD", help="a commit or a directory; by default HEAD")
-    ask.add_argument("after", nargs="?", default=str(ROOT), help="the same; by default the working tree")
-    ask.add_argument("--only", default="", help="small cases whose names match this regular expression")
-    ask.add_argument("--collect", action="store_true", help=argparse.SUPPRESS)
-    given = ask.parse_args()
-    if given.collect:
-        collect(given.only)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("before", nargs="?", default="HEAD", help="a commit or a directory; by default HEAD")
+    parser.add_argument("after", nargs="?", default=str(ROOT), help="the same; by default the working tree")
+    parser.add_argument("--only", default="", help="small cases whose names match this regular expression")
+    parser.add_argument("--collect", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.collect:
+        collect(args.only)
         return 0
     FOLDER.mkdir(parents=True, exist_ok=True)
-    before, after = examine(given.before, given.only), examine(given.after, given.only)
+    before, after = examine(args.before, args.only), examine(args.after, args.only)
     lines = list(compare_functions(before["functions"], after["functions"]))
     print(*lines, f"host: {len(after['functions'])} functions, {len(lines)} differences", sep="\n")
     is_same = not lines

@@ -71,8 +71,8 @@ def describe(value: Any, stream: int | None = None) -> Buffer:
     DLPack producers make that stream wait for pending work. With None, nothing waits."""
     kind = type(value)
     if hasattr(kind, "__weft_buffer__"):
-        made: Buffer = value.__weft_buffer__()
-        return made
+        buffer: Buffer = value.__weft_buffer__()
+        return buffer
     if is_numpy_scalar(value):
         return describe(sys.modules["numpy"].asarray(value))
     if hasattr(kind, "data_ptr"):
@@ -262,17 +262,17 @@ def _describe_interface(
     return Buffer(pointer, dims or (1,), strides or (1,), type_, device, ordinal, is_writable, value)
 
 
-def _interface_type(said: Any, dtype: Any) -> data_type:
+def _interface_type(typestr: Any, dtype: Any) -> data_type:
     """The data type for a typestr such as '<f4' and a dtype, if there is one; they must agree."""
-    if not isinstance(said, str) or not said[2:].isdecimal():
-        raise BadParameterError(f"buffer: the array's typestr is {said!r}. Give one such as '<f4'.")
-    _refuse_byte_order(said[0])
-    known = dtypes.data_type_of(_TYPESTRS.get(said[1:]))
-    type_ = dtypes.data_type_of((said if known is None else known) if dtype is None else dtype)
+    if not isinstance(typestr, str) or not typestr[2:].isdecimal():
+        raise BadParameterError(f"buffer: the array's typestr is {typestr!r}. Give one such as '<f4'.")
+    _refuse_byte_order(typestr[0])
+    known = dtypes.data_type_of(_TYPESTRS.get(typestr[1:]))
+    type_ = dtypes.data_type_of((typestr if known is None else known) if dtype is None else dtype)
     bits = 0 if type_ is None else dtypes.of(type_).bits
-    if type_ is None or known not in (None, type_) or (bits >= 8 and bits != 8 * int(said[2:])):
+    if type_ is None or known not in (None, type_) or (bits >= 8 and bits != 8 * int(typestr[2:])):
         raise BadParameterError(
-            f"buffer: the array's typestr is {said!r}, its dtype {dtype!r}. Make them match."
+            f"buffer: the array's typestr is {typestr!r}, its dtype {dtype!r}. Make them match."
         )
     return type_
 
@@ -386,15 +386,15 @@ def _capsule_of(value: Any, stream: int | None) -> Any:
         raise BadParameterError(
             f"buffer: __dlpack_device__() returned {device!r}. Give a pair, the device's type and its number."
         )
-    asked: dict[str, Any] = {}
+    request: dict[str, Any] = {}
     # torch returns an enumeration member
     kind = device[0].value if isinstance(device[0], IntEnum) else device[0]
     if _DLPACK_DEVICES.get(arguments.whole(kind, "buffer: the DLPack device type")) is device_kind.CUDA:
-        asked["stream"] = _NO_WAITING if stream is None else stream or _DEFAULT_STREAM
+        request["stream"] = _NO_WAITING if stream is None else stream or _DEFAULT_STREAM
     try:
-        return value.__dlpack__(max_version=(1, 0), **asked)
+        return value.__dlpack__(max_version=(1, 0), **request)
     except TypeError:  # the producer predates version 1.0
-        return value.__dlpack__(**asked)
+        return value.__dlpack__(**request)
 
 
 def _read_capsule(capsule: Any) -> tuple[_DLTensor, bool]:

@@ -118,8 +118,8 @@ def numpy_dtype(type_: data_type) -> np.dtype[Any]:
             f"data type {of(type_).name}: NumPy has no such type by itself. Install ml_dtypes, or give torch "
             "tensors."
         ) from None
-    found: np.dtype[Any] = numpy.dtype(getattr(ml_dtypes, name))
-    return found
+    dtype: np.dtype[Any] = numpy.dtype(getattr(ml_dtypes, name))
+    return dtype
 
 
 def torch_dtype(type_: data_type) -> Any:

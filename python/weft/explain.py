@@ -79,11 +79,11 @@ def _step_rows(steps: Sequence[Mapping[str, Any]], measured: Sequence[float]) ->
 
 def _details(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     """The details that steps report about their kernels; identical ones are listed once."""
-    said: dict[str, list[str]] = {}
+    details: dict[str, list[str]] = {}
     for number, step in enumerate(steps, 1):
         if step["detail"]:
-            said.setdefault(step["detail"], []).append(str(number))
-    named = [f"step {', '.join(where)}: {words}" for words, where in said.items()]
+            details.setdefault(step["detail"], []).append(str(number))
+    named = [f"step {', '.join(where)}: {words}" for words, where in details.items()]
     return [line for words in named for line in _wrapped(words, "  ")]
 
 
@@ -94,8 +94,8 @@ def _views(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
     for tensor in tensors:
         if tensor["memory"] != tensor["uid"]:
             dims, strides = (json.dumps(tensor[key], separators=(",", ":")) for key in ("dims", "strides"))
-            whole = f"{names[tensor['memory']]} from byte {tensor['offset']} on"
-            lines += _wrapped(f"{names[tensor['uid']]} {dims} is {whole}, strides {strides}", "  ")
+            location = f"{names[tensor['memory']]} from byte {tensor['offset']} on"
+            lines += _wrapped(f"{names[tensor['uid']]} {dims} is {location}, strides {strides}", "  ")
         elif tensor["parts"]:
             parts = ", ".join(names[uid] for uid in tensor["parts"])
             lines += _wrapped(f"{names[tensor['uid']]} is read in place from its parts: {parts}", "  ")
@@ -145,16 +145,16 @@ def _subject(reason: str, kinds: Collection[str]) -> tuple[str, str]:
 def _grouped(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     """Each sentence once for all operations to which it applies, with its family or the number of
     families."""
-    said: dict[str, dict[str, set[int]]] = {}
+    sentences: dict[str, dict[str, set[int]]] = {}
     subjects: dict[str, dict[str, None]] = {}  # the kinds of operations to which a sentence applies
     for number, step in enumerate(steps, 1):
         kinds = {operation["name"].partition(" '")[0] for operation in step["operations"]}
         for refusal in step["declined"]:
             kind, sentence = _subject(_without_names(refusal["reason"], step), kinds)
-            said.setdefault(sentence, {}).setdefault(refusal["family"], set()).add(number)
+            sentences.setdefault(sentence, {}).setdefault(refusal["family"], set()).add(number)
             subjects.setdefault(sentence, {})[kind] = None
     lines = []
-    for bare, families in said.items():
+    for bare, families in sentences.items():
         sentence = "/".join(subjects[bare]) + bare
         where = f"(step {', '.join(map(str, sorted(set.union(*families.values()))))})"
         if len(families) == 1:
@@ -182,9 +182,9 @@ def _engines(support: Sequence[Mapping[str, Any]], chosen: str) -> list[str]:
 
 def _workspace(report: Mapping[str, Any]) -> str:
     """The workspace in bytes, and the size that the largest step needs if that is smaller."""
-    whole, least = report["workspace_bytes"], report["least_workspace_bytes"]
-    at_least = f", at least {amount(least, 'B')}" if least < whole else ""
-    return f"workspace {amount(whole, 'B')}{at_least}"
+    total, least = report["workspace_bytes"], report["least_workspace_bytes"]
+    at_least = f", at least {amount(least, 'B')}" if least < total else ""
+    return f"workspace {amount(total, 'B')}{at_least}"
 
 
 def explain_text(

@@ -106,17 +106,17 @@ def graph_cache(key_fn: Callable[..., Hashable], maxsize: int = 256) -> Callable
     results, the least recently used are evicted."""
 
     def decorate(function: _Function) -> _Function:
-        kept: OrderedDict[Hashable, Any] = OrderedDict()
+        cache: OrderedDict[Hashable, Any] = OrderedDict()
 
         @wraps(function)
         def look_up(*arguments: Any, **named: Any) -> Any:
             key = key_fn(*arguments, **named)
-            if key not in kept:
-                kept[key] = function(*arguments, **named)
-            kept.move_to_end(key)
-            if len(kept) > maxsize:
-                kept.popitem(last=False)
-            return kept[key]
+            if key not in cache:
+                cache[key] = function(*arguments, **named)
+            cache.move_to_end(key)
+            if len(cache) > maxsize:
+                cache.popitem(last=False)
+            return cache[key]
 
         return look_up  # type: ignore[return-value]
 

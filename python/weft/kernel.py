@@ -52,5 +52,5 @@ class Kernel(NamedTuple):
 
 def kernel_of(shown: Mapping[str, Any], headers: Mapping[str, str]) -> Kernel:
     """A kernel from its JSON, with the headers that it names."""
-    own = {name: headers[name] for name in shown["headers"]}
-    return Kernel(**{**shown, "grid": tuple(shown["grid"]), "headers": own})
+    included = {name: headers[name] for name in shown["headers"]}
+    return Kernel(**{**shown, "grid": tuple(shown["grid"]), "headers": included})

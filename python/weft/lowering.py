@@ -128,8 +128,8 @@ class Lowering:
         schema = backend.operations()[operation.kind]
         self._type_numbers(operation)
         self._check_inputs(operation, schema.rows)
-        own = Descriptor(schema.kind)
-        own.set(attribute_name.NAME_EXT, "CHAR", operation.name)
+        descriptor = Descriptor(schema.kind)
+        descriptor.set(attribute_name.NAME_EXT, "CHAR", operation.name)
         parameters = Descriptor(schema.parameters) if schema.parameters is not None else None
         values = {**operation.values, **operation.results}
         compute = operation.compute_data_type
@@ -142,13 +142,13 @@ class Lowering:
             if key in SPATIAL and not isinstance(value, (list, tuple)):
                 value = [value] * self._spatial_rank(operation)
             row, elements = self._row(schema.rows[key], value, operation)
-            target = parameters if row.is_parameter and parameters is not None else own
+            target = parameters if row.is_parameter and parameters is not None else descriptor
             target.set(row.name, row.type, elements)
         if parameters is not None and schema.parameters_row is not None:
             parameters.finalize()
-            own.set(schema.parameters_row, "BACKEND_DESCRIPTOR", [parameters])
-        own.finalize()
-        return own
+            descriptor.set(schema.parameters_row, "BACKEND_DESCRIPTOR", [parameters])
+        descriptor.finalize()
+        return descriptor
 
     def _nested(self, nested: Nested, values: Mapping[str, Any]) -> dict[str, Any]:
         """The attributes of a nested operation: its finalized graph, and its inputs and outputs."""

@@ -153,9 +153,9 @@ class DeviceArray:
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """A copy in host memory, after all work on the current stream; waits for it."""
-        made: np.ndarray[Any, Any] = buffers.empty(self.dims, self.strides, self.dtype)
-        self._copy(made.ctypes.data, self._address)
-        return made
+        array: np.ndarray[Any, Any] = buffers.empty(self.dims, self.strides, self.dtype)
+        self._copy(array.ctypes.data, self._address)
+        return array
 
     def _copy(self, destination: int, source: int) -> None:
         backend.copy(self.handle, destination, source, self._size, stream_of(self.handle))
@@ -244,9 +244,9 @@ def current_stream(ordinal: int, like: Any = None) -> int:
         named = (getattr(like, "__cuda_array_interface__", None) or {}).get("stream")
         if named is not None:
             return int(named)
-    asked = _torch_streams()
-    if asked is not None:
-        return asked(ordinal)
+    torch_stream = _torch_streams()
+    if torch_stream is not None:
+        return torch_stream(ordinal)
     cupy = sys.modules.get("cupy")
     return int(cupy.cuda.get_current_stream().ptr) if cupy is not None else 0
 
@@ -271,12 +271,12 @@ def _torch_streams() -> Callable[[int], int] | None:
 
 def torch_memory(size: int, ordinal: int, stream: int) -> tuple[int, Any] | None:
     """Memory from torch's allocator if torch is in use: the address and the object that keeps it alive."""
-    asked = _torch_streams()
-    if asked is None:
+    torch_stream = _torch_streams()
+    if torch_stream is None:
         return None
     torch = sys.modules["torch"]
     memory = torch.empty(size, dtype=torch.uint8, device=f"cuda:{ordinal}")
-    if stream != asked(ordinal):  # the memory must not be reused before that stream is done
+    if stream != torch_stream(ordinal):  # the memory must not be reused before that stream is done
         memory.record_stream(torch.cuda.ExternalStream(stream, device=ordinal))
     return int(memory.data_ptr()), memory
 

@@ -89,8 +89,8 @@ class Planner:
     def support(self, device: DeviceProperties | None = None) -> list[dict[str, Any]]:
         """Every engine's answer: a predicted time, or the reason why it declines. `device` defaults to the
         planner's own."""
-        asked = device or self._device or DeviceProperties(handle=self._handle)
-        return backend.query_support(self.graph, asked.descriptor)
+        properties = device or self._device or DeviceProperties(handle=self._handle)
+        return backend.query_support(self.graph, properties.descriptor)
 
     # ---- Candidates ----
 
@@ -99,13 +99,13 @@ class Planner:
         graph."""
         are_all = False
         for mode in modes:
-            asked = enums.member(heur_mode, mode)
-            asked = heur_mode.A if asked is heur_mode.OPENSOURCE else asked
+            member = enums.member(heur_mode, mode)
+            member = heur_mode.A if member is heur_mode.OPENSOURCE else member
             if are_all:  # FALLBACK, and modes that rank all engines again, return no others
                 continue
-            are_all = asked is not heur_mode.FALLBACK
+            are_all = member is not heur_mode.FALLBACK
             query = Descriptor(descriptor_type.ENGINEHEUR_DESCRIPTOR)
-            query.set(attribute_name.ENGINEHEUR_MODE, "HEUR_MODE", [asked])
+            query.set(attribute_name.ENGINEHEUR_MODE, "HEUR_MODE", [member])
             query.set(attribute_name.ENGINEHEUR_OPERATION_GRAPH, "BACKEND_DESCRIPTOR", [self.graph])
             if self._device is not None:
                 device = [self._device.descriptor]
@@ -198,15 +198,15 @@ class Planner:
     def keep(self, filters: Sequence[Callable[[Candidate], str]], workspace: int | None = None) -> None:
         """Drops the candidates for which a filter returns a reason; raises if none is left. Before that,
         candidates are replaced by variants that need at most `workspace` bytes."""
-        kept, self._filters = [], list(filters)
+        remaining, self._filters = [], list(filters)
         for candidate in [self._held_to(workspace, candidate) for candidate in self.candidates]:
             reason = self.refusal(candidate)
             if reason:
                 self.failures.append(f"{candidate.name} ({candidate.tag}): deselected by {reason}.")
             else:
-                kept.append(candidate)
-        self.candidates, self.plans = kept, [None] * len(kept)
-        if not kept:
+                remaining.append(candidate)
+        self.candidates, self.plans = remaining, [None] * len(remaining)
+        if not remaining:
             raise self.not_supported()
 
     # ---- Plans ----

@@ -52,8 +52,8 @@ def slot_of(tensor: dict[str, Any]) -> Slot:
     assert type_ is not None
     sizes = _sizes(tensor["dims"], tensor["strides"], type_)
     roles = {"is_output": tensor["written"], "is_by_value": tensor["by_value"]}
-    own = {"uid": tensor["uid"], "name": tensor["name"] or "", "alignment": tensor["alignment"]}
-    return Slot(data_type=type_, is_ragged=bool(tensor.get("ragged")), **own, **roles, **sizes)
+    fields = {"uid": tensor["uid"], "name": tensor["name"] or "", "alignment": tensor["alignment"]}
+    return Slot(data_type=type_, is_ragged=bool(tensor.get("ragged")), **fields, **roles, **sizes)
 
 
 def _sizes(dims: Sequence[int], strides: Sequence[int], type_: data_type) -> dict[str, Any]:
@@ -174,19 +174,19 @@ def type_of(dtype: Any) -> data_type | None:
 def check_type(where: str, slot: Slot, dtype: Any) -> None:
     """Checks that a buffer has a slot's element type. Raw bytes are valid for types of at most 8 bits, and
     Booleans stored in bytes are valid integers."""
-    type_, own = type_of(dtype), slot.data_type
-    bits = dtypes.of(own).bits
-    if type_ is data_type.BYTE_BOOLEAN and own is data_type.BOOLEAN:
+    type_, expected = type_of(dtype), slot.data_type
+    bits = dtypes.of(expected).bits
+    if type_ is data_type.BYTE_BOOLEAN and expected is data_type.BOOLEAN:
         raise BadParameterError(
             f"{where}: {slot} is BOOLEAN, 1 bit per element, its buffer has 1 byte per element. Declare the "
             "tensor as BYTE_BOOLEAN."
         )
     is_raw = type_ is data_type.UINT8 or (type_ is data_type.INT8 and bits < 8)
-    is_boolean = type_ is data_type.BYTE_BOOLEAN and own in (data_type.UINT8, data_type.INT8)
-    if type_ is own or (is_raw and bits <= 8) or (is_boolean and not slot.is_output):
+    is_boolean = type_ is data_type.BYTE_BOOLEAN and expected in (data_type.UINT8, data_type.INT8)
+    if type_ is expected or (is_raw and bits <= 8) or (is_boolean and not slot.is_output):
         return
     raise BadParameterError(
-        f"{where}: {slot} is {dtypes.of(own).name}, its buffer is "
+        f"{where}: {slot} is {dtypes.of(expected).name}, its buffer is "
         f"{dtype if type_ is None else dtypes.of(type_).name}. Convert the array, or declare the tensor with "
         "its type."
     )
@@ -206,7 +206,7 @@ def check_shape(where: str, slot: Slot, buffer: buffers.Buffer) -> None:
     if 0 in slot.dims:  # an empty tensor has no layout
         return
     pairs = zip(buffer.dims, buffer.strides, slot.strides, strict=True)
-    if any(extent > 1 and own != wanted for extent, own, wanted in pairs):
+    if any(extent > 1 and stride != wanted for extent, stride, wanted in pairs):
         raise BadParameterError(
             f"{where}: {slot} has strides {list(slot.strides)}, its buffer {list(buffer.strides)} for dims "
             f"{list(slot.dims)}. Copy the array into that layout, or declare the tensor with tensor_like."

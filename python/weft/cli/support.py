@@ -32,12 +32,17 @@ class _Example:
         return self.g.tensor(dims)
 
     def norm_backward(
-        self, method: str, kept: tuple[int, ...], scale: tuple[int, ...], **options: Any
+        self, method: str, reduced: tuple[int, ...], scale: tuple[int, ...], **options: Any
     ) -> None:
-        statistics = {"mean": self.t(*kept)} if method != "rmsnorm_backward" else {}
+        statistics = {"mean": self.t(*reduced)} if method != "rmsnorm_backward" else {}
         make = getattr(self.g, method)
         make(
-            self.t(*FULL), self.t(*FULL), self.t(*scale), inv_variance=self.t(*kept), **statistics, **options
+            self.t(*FULL),
+            self.t(*FULL),
+            self.t(*scale),
+            inv_variance=self.t(*reduced),
+            **statistics,
+            **options,
         )
 
 
@@ -141,11 +146,11 @@ def _example(method: dict[str, Any]) -> weft.Graph:
 
 def _methods(described: dict[str, Any], operation: dict[str, Any]) -> list[dict[str, Any]]:
     """The methods of an operation; for pointwise also those of its modes."""
-    own = list(operation["methods"] or [])
+    methods = list(operation["methods"] or [])
     if operation["name"] != "pointwise":
-        return own
+        return methods
     modes = described["pointwise_modes"]
-    return [{"name": mode["method"], "arguments": mode["arguments"]} for mode in modes] + own
+    return [{"name": mode["method"], "arguments": mode["arguments"]} for mode in modes] + methods
 
 
 def _answer(engine: dict[str, Any]) -> str:

@@ -130,13 +130,13 @@ def install(replace: bool = False) -> ModuleType:
     """Makes `import cudnn` import this module in the current process. replace: also if another one is
     loaded."""
     loaded = sys.modules.get("cudnn")
-    own = sys.modules[__name__]
-    if loaded not in (None, own) and not replace:
+    module = sys.modules[__name__]
+    if loaded not in (None, module) and not replace:
         raise WeftError(
             "weft.cudnn.install: another module 'cudnn' is loaded already. Call it before `import cudnn`, or "
             "give replace=True."
         )
-    sys.modules["cudnn"] = own
+    sys.modules["cudnn"] = module
     for name in _MODULES:
         sys.modules[f"cudnn.{name}"] = import_module(f"{__name__}.{name}")
-    return own
+    return module

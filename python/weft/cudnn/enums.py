@@ -341,6 +341,6 @@ def cudnn_type(value: enums.data_type | None) -> data_type | enums.data_type:
 def from_weft(value: IntEnum) -> IntEnum:
     """Converts a member of one of Weft's enumerations to cuDNN's; one that cuDNN lacks is returned
     unchanged."""
-    own = globals().get(type(value).__name__)
-    found: IntEnum = own.__members__.get(value.name, value) if own is not None else value
-    return found
+    enumeration = globals().get(type(value).__name__)
+    member: IntEnum = enumeration.__members__.get(value.name, value) if enumeration is not None else value
+    return member

@@ -53,10 +53,10 @@ def jit(heur_modes: Sequence[Any] | Any = (heur_mode.A,), **kwargs: Any) -> Any:
         @wraps(function)
         def build(*arguments: Any, **named: Any) -> Any:
             returned = function(*arguments, **named)
-            made, *rest = returned if isinstance(returned, tuple) else (returned,)
-            if not made.is_built:  # a cache may return a built graph
-                made.build(modes)
-            return (made, *map(_uids, rest)) if isinstance(returned, tuple) else made
+            first, *rest = returned if isinstance(returned, tuple) else (returned,)
+            if not first.is_built:  # a cache may return a built graph
+                first.build(modes)
+            return (first, *map(_uids, rest)) if isinstance(returned, tuple) else first
 
         return build  # type: ignore[return-value]
 

@@ -271,13 +271,13 @@ class pygraph(Attention, Plans):
             except OtherBooleans as next_error:
                 error = next_error
 
-    def _results_of_bits(self, given: Mapping[Any, Any]) -> frozenset[int]:
+    def _results_of_bits(self, memory: Mapping[Any, Any]) -> frozenset[int]:
         """Results without memory that would have a bit per element: a call returns arrays of booleans."""
         bits = weft_enums.data_type.BOOLEAN
         return frozenset(
             t._uid
             for t in self.get_outputs()
-            if t.has_boolean_of_graph and t._data_type is bits and t._uid not in given
+            if t.has_boolean_of_graph and t._data_type is bits and t._uid not in memory
         )
 
     def _room(self, plan: Plan, workspace: Any) -> Any:
@@ -335,19 +335,19 @@ class pygraph(Attention, Plans):
 
         if self._plan is None:
             self.build()
-        given: dict[Any, Any] = {self._find(key).get_uid(): value for key, value in named.items()}
+        memory: dict[Any, Any] = {self._find(key).get_uid(): value for key, value in named.items()}
         if len(arrays) == 1 and isinstance(arrays[0], Mapping):
-            given |= {self._find(key).get_uid(): value for key, value in arrays[0].items()}
+            memory |= {self._find(key).get_uid(): value for key, value in arrays[0].items()}
             arrays = ()
         stream = None if handle is None else stream_of(handle)
 
         def run(plan: Plan) -> Any:
-            return plan.run(arrays, given, workspace=self._room(plan, workspace), stream=stream)
+            return plan.run(arrays, memory, workspace=self._room(plan, workspace), stream=stream)
 
-        if results := self._results_of_bits(given):
+        if results := self._results_of_bits(memory):
             return self._with_other_booleans(None, run, results)
         try:
-            return self._run(arrays, given, workspace=workspace, stream=stream)
+            return self._run(arrays, memory, workspace=workspace, stream=stream)
         except OtherBooleans as error:
             return self._with_other_booleans(error, run)
 
@@ -463,24 +463,24 @@ class pygraph(Attention, Plans):
 _LARGEST_FLOAT = 3.4028235677973366e38  # larger values round to infinity
 
 
-def _own_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
+def _own_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
     known = {"inputs", "outputs", "heuristics", "workspace_alloc", "device"}
-    unknown = sorted(set(given) - known)
+    unknown = sorted(set(keywords) - known)
     if unknown:
         raise BadParameterError(f"pygraph: {', '.join(unknown)} is not one of its arguments. Leave it out.")
-    options = {key: value for key, value in given.items() if value is not None}
+    options = {key: value for key, value in keywords.items() if value is not None}
     if "heuristics" in options:
         options["heuristics"] = [enums.to_weft(mode) for mode in options["heuristics"]]
     return options
 
 
-def _retention(given: Any) -> Any:
+def _retention(value: Any) -> Any:
     kinds = enums.cuda_graph_retention
     try:
-        return kinds(kinds.PER_GRAPH if given is None else given)
+        return kinds(kinds.PER_GRAPH if value is None else value)
     except ValueError:
         raise BadParameterError(
-            f"pygraph: cuda_graph_retention is {given!r}. Give one of {', '.join(kinds.__members__)}."
+            f"pygraph: cuda_graph_retention is {value!r}. Give one of {', '.join(kinds.__members__)}."
         ) from None
 
 

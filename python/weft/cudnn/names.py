@@ -35,8 +35,8 @@ class Node(NamedTuple):
         """An operand or result by its argument, its name in any case, or its position: OUT_0, IN_1, 1."""
         for ports in (self.inputs, self.outputs):
             if isinstance(ports.get(port), Tensor):
-                found: Tensor = ports[port]
-                return found
+                matches: Tensor = ports[port]
+                return matches
         small = {key.lower(): tensor for key, tensor in {**self.inputs, **self.outputs}.items()}
         small |= {name: tensor for i, tensor in enumerate(self.operands) for name in (f"in_{i}", str(i))}
         small |= {f"out_{i}": tensor for i, tensor in enumerate(self.outputs.values())}

@@ -58,7 +58,7 @@ class Operations(Graph):
         self,
         method: str,
         row: Row,
-        given: Mapping[str, Any],
+        bound: Mapping[str, Any],
         name: str,
         compute_data_type: Any,
         out_dims: Any = None,
@@ -66,7 +66,7 @@ class Operations(Graph):
         """Adds an operation with Weft's method, and records it with cuDNN's names."""
         where = label(method, name)
         values = {
-            key: self._operand(where, key, value, row) for key, value in given.items() if value is not None
+            key: self._operand(where, key, value, row) for key, value in bound.items() if value is not None
         }
         converted = {key: _converted(value) for key, value in values.items()}
         if method in _ROW_NORMS:
@@ -122,17 +122,17 @@ class Operations(Graph):
         method: str,
         row: Row,
         values: Mapping[str, Any],
-        made: Any,
+        returned: Any,
         names: tuple[str, str],
         out_dims: Any,
     ) -> None:
         """Records operands and results of the last operation, and sets the dims of the results."""
-        results = made if isinstance(made, tuple) else (made,)
+        results = returned if isinstance(returned, tuple) else (returned,)
         outputs = {key: t for key, t in zip(row.results, results, strict=True) if t is not None}
         inputs = {key: v for key, v in values.items() if key in row.operands or isinstance(v, Tensor)}
         attributes = {key: value for key, value in values.items() if key not in inputs}
-        given, wefts_name = names
-        name, kind = given or name_of(self._nodes, method), NodeType[row.node]
+        node_name, wefts_name = names
+        name, kind = node_name or name_of(self._nodes, method), NodeType[row.node]
         self._nodes.append(Node(name, kind, method, inputs, outputs, attributes, wefts_name))
         set_dims(outputs, out_dims)
 
@@ -141,10 +141,10 @@ class Operations(Graph):
     ) -> Tensor:
         """C = A B over the last two dimensions. padding is the value of elements beyond an extent that a run
         shortens."""
-        made: Tensor = self._add(
+        product: Tensor = self._add(
             "matmul", MATMUL, {"A": A, "B": B, "padding": padding}, name or "", compute_data_type
         )
-        return made
+        return product
 
 
 _ROW_NORMS = ("layernorm", "rmsnorm", "layernorm_backward", "rmsnorm_backward")
@@ -181,29 +181,29 @@ def set_dims(outputs: Mapping[str, Tensor], out_dims: Any) -> None:
 
 def bind(method: str, row: Row, arguments: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:
     """Binds arguments to names. A norm's phase may be anywhere among the positional arguments."""
-    given, rest = dict(named), list(arguments)
+    bound, rest = dict(named), list(arguments)
     for phase in [a for a in rest if isinstance(a, (norm_forward_phase, enums.norm_forward_phase))]:
         if "norm_forward_phase" in row.attributes:
             rest.remove(phase)
-            given["norm_forward_phase"] = phase
-    order = [key for key in row.positional if key != "norm_forward_phase" or key not in given]
+            bound["norm_forward_phase"] = phase
+    order = [key for key in row.positional if key != "norm_forward_phase" or key not in bound]
     if len(rest) > len(order):
         raise TypeError(f"{method}() takes {len(row.positional)} arguments by position: {row.positional}")
     by_position = dict(zip(order, rest, strict=False))
-    twice = sorted(by_position.keys() & given.keys())
+    twice = sorted(by_position.keys() & bound.keys())
     if twice:
         raise TypeError(f"{method}() got two values for {', '.join(twice)}")
-    given |= by_position
+    bound |= by_position
     known = {*row.positional}
-    for key in given:
+    for key in bound:
         if key not in known:
             raise TypeError(f"{method}() got an unexpected argument {key!r}; it takes {sorted(known)}")
     needed = {*row.operands} - {*row.optional}
     needed |= {key for key, default in row.attributes.items() if default is REQUIRED}
-    missing = [key for key in needed if given.get(key) is None]
+    missing = [key for key in needed if bound.get(key) is None]
     if missing:
         raise TypeError(f"{method}() lacks {', '.join(sorted(missing))}")
-    return {key: default for key, default in row.attributes.items() if default is not REQUIRED} | given
+    return {key: default for key, default in row.attributes.items() if default is not REQUIRED} | bound
 
 
 _TAIL = {"name": "", "compute_data_type": None, "out_dims": None}
@@ -236,10 +236,10 @@ def _method(method: str, row: Row, tail: Sequence[str]) -> Callable[..., Any]:
         for kind in [a for a in arguments if isinstance(a, (cudnn_data_type, enums.data_type))]:
             if not row.is_plain:
                 arguments, tail["compute_data_type"] = tuple(a for a in arguments if a is not kind), kind
-        given = bind(method, row, arguments, named)
-        tail |= {key: given.pop(key) for key in ("name", "compute_data_type") if key in given}
+        bound = bind(method, row, arguments, named)
+        tail |= {key: bound.pop(key) for key in ("name", "compute_data_type") if key in bound}
         name, compute_data_type = tail.get("name") or "", tail.get("compute_data_type")
-        return self._add(method, row, given, name, compute_data_type, out_dims)
+        return self._add(method, row, bound, name, compute_data_type, out_dims)
 
     return _dressed(add, method, signature_of(row, tail), _described(method))
 

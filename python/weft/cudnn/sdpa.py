@@ -113,10 +113,10 @@ class Attention(Operations):
     def _attend(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any], out_dims: Any) -> Any:
         """Adds an attention operation: binds the arguments, converts them to Weft's form, and names the
         node."""
-        given = _bind(method, arguments, named)
-        name, compute = given.pop("name", None) or "", given.pop("compute_data_type", None)
+        bound = _bind(method, arguments, named)
+        name, compute = bound.pop("name", None) or "", bound.pop("compute_data_type", None)
         where = label(method, name)
-        values = {key: self._array(where, key, value) for key, value in given.items() if value is not None}
+        values = {key: self._array(where, key, value) for key, value in bound.items() if value is not None}
         log2_stats = values.pop("stats_use_log2", False)
         prepared, compute = self._in_wefts_form(where, dict(values)), weft_type(compute)
         is_spelled = method in ("sdpa", "sdpa_backward") and self._drops_by_numbers(prepared)
@@ -225,9 +225,9 @@ class Attention(Operations):
         """The bias for a boolean mask: 0 where it is true, minus infinity elsewhere."""
         return Graph.binary_select(self, 0.0, -inf, mask)
 
-    def _to_base_2(self, made: Sequence[Any]) -> tuple[Any, ...]:
+    def _to_base_2(self, results: Sequence[Any]) -> tuple[Any, ...]:
         """Converts statistics to logarithms to base 2."""
-        return made[0], Graph.mul(self, made[1], log2(e)), *made[2:]
+        return results[0], Graph.mul(self, results[1], log2(e)), *results[2:]
 
 
 def mask_of(values: Mapping[str, Any]) -> Tensor | None:
@@ -293,24 +293,24 @@ def _bind(method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> di
     order = ARGUMENTS[method]
     if len(arguments) > len(order):
         raise TypeError(f"{method}() takes {len(order)} arguments by position, {len(arguments)} were given")
-    given = dict(zip(order, arguments, strict=False))
+    bound = dict(zip(order, arguments, strict=False))
     for key, value in named.items():
         if key not in (*order, *EXTRA.get(method, ())):
             raise TypeError(f"{method}() got an unexpected argument {key!r}")
-        if given.get(key) is not None and value is not None and key not in ("name", "compute_data_type"):
+        if bound.get(key) is not None and value is not None and key not in ("name", "compute_data_type"):
             raise TypeError(f"{method}() got two values for {key!r}")
-        given[key] = value if value is not None else given.get(key)
-    missing = [key for key in order[: REQUIRED[method]] if given.get(key) is None]
+        bound[key] = value if value is not None else bound.get(key)
+    missing = [key for key in order[: REQUIRED[method]] if bound.get(key) is None]
     if missing:
         raise TypeError(f"{method}() lacks {', '.join(missing)}")
-    return given
+    return bound
 
 
 def _default(method: str, key: str) -> Any:
     if key in ARGUMENTS[method][: REQUIRED[method]]:
         return Parameter.empty
-    own = {"name": "", "diagonal_alignment": 0, "implementation": 0, "is_inference": None}
-    return own[key] if key in own else False if key.startswith(_FLAGS) else None
+    defaults = {"name": "", "diagonal_alignment": 0, "implementation": 0, "is_inference": None}
+    return defaults[key] if key in defaults else False if key.startswith(_FLAGS) else None
 
 
 def _signature(method: str) -> Signature:

@@ -164,11 +164,11 @@ class ExecutableGraph(PlannedGraph):
             (list(found), [dims for dims, _ in found.values()], [steps for _, steps in found.values()])
         )
 
-    def _refuse_open_outputs(self, slots: Sequence[Slot], given: Mapping[int, Shape]) -> None:
+    def _refuse_open_outputs(self, slots: Sequence[Slot], overrides: Mapping[int, Shape]) -> None:
         """Rejects outputs whose shapes are unknown: a loaded plan can infer shapes, but Python does not know
         its operations."""
         for slot in slots:
-            if slot.is_output and slot.uid not in given:
+            if slot.is_output and slot.uid not in overrides:
                 raise BadParameterError(
                     f"execute: {slot} may change with the shapes of others, and the plan was loaded without "
                     "its graph. Name it in override_uids, too."
@@ -279,25 +279,25 @@ class ExecutableGraph(PlannedGraph):
         """
         if self._plan is None:
             self.build()
-        given: dict[Any, Any] = dict(named)
+        values: dict[Any, Any] = dict(named)
         if len(arrays) == 1 and isinstance(arrays[0], Mapping):
-            given = {self._find(key)._uid: value for key, value in arrays[0].items()} | given
+            values = {self._find(key)._uid: value for key, value in arrays[0].items()} | values
             arrays = ()
-        return self._run(arrays, given, stream=None if handle is None else stream_of(handle))
+        return self._run(arrays, values, stream=None if handle is None else stream_of(handle))
 
-    def _run(self, arrays: Sequence[Any], given: Mapping[Any, Any], **how: Any) -> Any:
+    def _run(self, arrays: Sequence[Any], values: Mapping[Any, Any], **options: Any) -> Any:
         """Runs the plan for the shapes of the arrays. While the graph's own plan is the only one, it is tried
         first, so that a matching call has no extra cost."""
         if not self._other_plans:
             try:
-                return self.plan.run(arrays, given, **how)
+                return self.plan.run(arrays, values, **options)
             except BadParameterError:
-                plan = self._plan_for(self.plan.other_shapes(arrays, given))
+                plan = self._plan_for(self.plan.other_shapes(arrays, values))
                 if plan is None:
                     raise
         else:
-            plan = self._plan_for(self.plan.other_shapes(arrays, given))
-        return (plan or self.plan).run(arrays, given, **how)
+            plan = self._plan_for(self.plan.other_shapes(arrays, values))
+        return (plan or self.plan).run(arrays, values, **options)
 
     def _plan_for(self, shapes: Mapping[int, Shape]) -> Plan | None:
         """The plan for other dims and strides of some tensors, by uid, and of the results inferred from them;
@@ -326,9 +326,9 @@ class ExecutableGraph(PlannedGraph):
         lowering = Lowering(self._compute_type, self._taken(shapes))
         return [lowering.operation(operation) for operation in self._operations]
 
-    def _taken(self, given: Mapping[int, Shape]) -> dict[Tensor, Shape]:
+    def _taken(self, overrides: Mapping[int, Shape]) -> dict[Tensor, Shape]:
         """The given shapes, by uid, and for results the properties that were set; the rest is inferred
         again."""
-        taken = {t: ((), ()) if t._is_virtual else shape for t, shape in self._given_shapes.items()}
-        taken |= dict.fromkeys(self._nested_results(), ((), ()))
-        return taken | {t: given[t.get_uid()] for t in self._tensors if t._uid in given}
+        properties = {t: ((), ()) if t._is_virtual else shape for t, shape in self._given_shapes.items()}
+        properties |= dict.fromkeys(self._nested_results(), ((), ()))
+        return properties | {t: overrides[t.get_uid()] for t in self._tensors if t._uid in overrides}

@@ -66,12 +66,12 @@ class Operator:
         self.stands_for = stands_for
 
     def drawn(
-        self, call: Call, arguments: Sequence[Form], results: Sequence[Form] = (), place: Place | None = None
+        self, call: Call, arguments: Sequence[Form], results: Sequence[Form] = (), device: Place | None = None
     ) -> Drawing:
         """Draws the operator for arguments of these forms. results: the forms of the results, if known;
-        place: the device to plan for."""
+        device: the device to plan for."""
         type_ = data_type.DOUBLE if is_double(arguments) else data_type.FLOAT
-        graph = Graph(self.name, compute_data_type=type_, device=place)
+        graph = Graph(self.name, compute_data_type=type_, device=device)
         if call.is_exact:
             graph.deselect_numeric_notes([numerical_note.DOWN_CONVERT_INPUTS])
         drawing = Drawing(graph, arguments, results)
@@ -93,7 +93,7 @@ class Operator:
         results = results_of(call, arguments)
         drawing = self.drawn(call, arguments, results, _place(kind, arch))
         plan = drawing.graph.build().plan
-        at = {tensor.get_uid(): place for tensor, place in drawing.ends}
+        at = {tensor.get_uid(): source for tensor, source in drawing.ends}
         return prepared(plan, at, len(arguments), len(results), kind)
 
     def __repr__(self) -> str:
@@ -130,9 +130,9 @@ class Drawing:
                 f"weft.{self.graph.name}: the shape of argument {i} does not fit: expected {list(shape)} "
                 f"({math.prod(shape)} elements), got {form}. Check the shapes of the arrays."
             )
-        made = self.graph.tensor(shape, stride=steps, data_type=form.dtype)
-        self.ends.append((made, i))
-        return made
+        tensor = self.graph.tensor(shape, stride=steps, data_type=form.dtype)
+        self.ends.append((tensor, i))
+        return tensor
 
     def write(
         self,
@@ -239,19 +239,19 @@ def prepared(
         words: the bytes of by-value scalars by uid; default the plan's own.
     """
     results += plan.workspace_size > 0
-    places: list[int] = []
+    sources: list[int] = []
     scalars: list[int] = []
     for slot in plan.slots:
-        place = at.get(slot.uid)
-        if place is None:
-            places.append(arguments + results + len(scalars))
+        source = at.get(slot.uid)
+        if source is None:
+            sources.append(arguments + results + len(scalars))
             scalars.append(_scalar_word(plan, slot) if words is None else words[slot.uid])
         else:
-            places.append(place if place >= 0 else arguments + ~place)
+            sources.append(source if source >= 0 else arguments + ~source)
     data = plan.serialize()
     key = int.from_bytes(hashlib.sha256(data).digest()[:8], "little", signed=True)
     numbers = tuple(scalars) or (0,)  # XLA rejects empty array attributes
-    return Prepared(int(kind), key, data.hex(), tuple(places), numbers, plan.workspace_size, plan)
+    return Prepared(int(kind), key, data.hex(), tuple(sources), numbers, plan.workspace_size, plan)
 
 
 def _scalar_word(plan: Plan, slot: Slot) -> int:

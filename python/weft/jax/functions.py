@@ -45,8 +45,8 @@ class Function(ABC):
 
     def __call__(self, options: Hashable, *arrays: Any) -> Any:
         """Returns the result. options: part of the compiled program."""
-        given = (x if x is None or isinstance(x, jax.Array) else jnp.asarray(x) for x in arrays)
-        return self._run(options, *given)
+        converted = (x if x is None or isinstance(x, jax.Array) else jnp.asarray(x) for x in arrays)
+        return self._run(options, *converted)
 
     def _traced(self, options: Any, *arrays: Any) -> Any:
         options, arrays = self.check(options, *(None if x is None else _strong(x) for x in arrays))
@@ -68,25 +68,25 @@ class Function(ABC):
     def local(self, options: Any, *arrays: Any) -> Any:
         """Returns the result on one shard."""
 
-    def apply(self, how: Hashable, *arrays: Any) -> Any:
+    def apply(self, config: Hashable, *arrays: Any) -> Any:
         """Returns the result, by Weft if all arrays have elements and floating-point types, and by JAX
         otherwise."""
         present = [x for x in arrays if x is not None]
         if not all(x.size and jnp.issubdtype(x.dtype, jnp.floating) for x in present):
-            return self.plain(how, *arrays)
-        return _value(self, how, arrays)
+            return self.plain(config, *arrays)
+        return _value(self, config, arrays)
 
     @abstractmethod
-    def forward(self, how: Any, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
+    def forward(self, config: Any, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
         """Computes the result with Weft and, in training, the values that `backward` reuses."""
 
     @abstractmethod
-    def backward(self, how: Any, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
+    def backward(self, config: Any, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
         """Computes the gradients of the arrays with Weft, in the arrays' types. Those that are not wanted may
         be None."""
 
     @abstractmethod
-    def plain(self, how: Any, *arrays: Any) -> Any:
+    def plain(self, config: Any, *arrays: Any) -> Any:
         """Computes the same result in JAX's operations, which JAX differentiates."""
 
     def __repr__(self) -> str:
@@ -102,62 +102,62 @@ def _strong(x: Any) -> Any:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _value(function: Function, how: Any, arrays: Arrays) -> Any:
-    return function.forward(how, False, *arrays)[0]
+def _value(function: Function, config: Any, arrays: Arrays) -> Any:
+    return function.forward(config, False, *arrays)[0]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _attached(function: Function, how: Any, arrays: Arrays, saved: Arrays, result: Any) -> Any:
+def _attached(function: Function, config: Any, arrays: Arrays, saved: Arrays, result: Any) -> Any:
     """Attaches the derivative of the function of the arrays to a result that Weft computed."""
     return result
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def _gradients(
-    function: Function, how: Any, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any
+    function: Function, config: Any, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any
 ) -> list[Any]:
-    gradients = function.backward(how, wanted, arrays, saved, dy)
+    gradients = function.backward(config, wanted, arrays, saved, dy)
     return [gradient for gradient, is_wanted in zip(gradients, wanted, strict=True) if is_wanted]
 
 
-def _value_jvp(function: Function, how: Any, primals: Any, tangents: Any) -> Any:
+def _value_jvp(function: Function, config: Any, primals: Any, tangents: Any) -> Any:
     """Binds Weft's call directly instead of in another custom_jvp, so that a policy of jax.checkpoint sees
     it. The call is constant to JAX, and its derivative is attached."""
     (arrays,), (changes,) = primals, tangents
-    result, saved = function.forward(how, True, *jax.tree.map(jax.lax.stop_gradient, arrays))
-    return _attached_jvp(function, how, (arrays, saved, result), (changes,))
+    result, saved = function.forward(config, True, *jax.tree.map(jax.lax.stop_gradient, arrays))
+    return _attached_jvp(function, config, (arrays, saved, result), (changes,))
 
 
-def _attached_jvp(function: Function, how: Any, primals: Any, tangents: Any) -> Any:
+def _attached_jvp(function: Function, config: Any, primals: Any, tangents: Any) -> Any:
     arrays, saved, result = primals
     changes = tangents[0]
     wanted = tuple(_is_active(change) for change in changes)
     leaves, tree = jax.tree.flatten((arrays, saved))
     active = [change for change, is_wanted in zip(changes, wanted, strict=True) if is_wanted]
-    value = _attached(function, how, arrays, saved, result)
+    value = _attached(function, config, arrays, saved, result)
     if not active:
         return value, _zeros(result)
-    link = _Link(function, how, wanted, tree)
+    link = _Link(function, config, wanted, tree)
     params = {"link": link, "saved": len(leaves), "result": jax.typeof(result)}
     return value, tangent_primitive.bind(*leaves, *active, **params)[0]
 
 
-def _gradients_jvp(function: Function, how: Any, wanted: Any, primals: Any, tangents: Any) -> Any:
+def _gradients_jvp(function: Function, config: Any, wanted: Any, primals: Any, tangents: Any) -> Any:
     """Differentiates the gradients with JAX, from the arrays and the gradient of the result."""
     arrays, saved, dy = primals
-    value = _gradients(function, how, wanted, arrays, saved, dy)
+    value = _gradients(function, config, wanted, arrays, saved, dy)
 
     def plain(arrays: Arrays, dy: Any) -> list[Any]:
         chosen = [x for x, is_wanted in zip(arrays, wanted, strict=True) if is_wanted]
 
         def result(*chosen: Any) -> Any:
-            return function.plain(how, *_merged(arrays, wanted, chosen))
+            return function.plain(config, *_merged(arrays, wanted, chosen))
 
         return list(jax.vjp(result, *chosen)[1](dy))
 
-    given, tree = jax.tree.flatten((arrays, dy))
+    leaves, tree = jax.tree.flatten((arrays, dy))
     changes = jax.tree.leaves((tangents[0], tangents[2]))
-    return value, _pushed(lambda *x: plain(*tree.unflatten(x)), given, changes)
+    return value, _pushed(lambda *x: plain(*tree.unflatten(x)), leaves, changes)
 
 
 for _function, _rule in ((_value, _value_jvp), (_attached, _attached_jvp), (_gradients, _gradients_jvp)):
@@ -178,14 +178,14 @@ def _merged(arrays: Sequence[Any], replaced: Sequence[bool], chosen: Sequence[An
     return [next(each) if is_replaced else x for x, is_replaced in zip(arrays, replaced, strict=True)]
 
 
-def _pushed(function: Any, given: Sequence[Any], changes: Sequence[Any]) -> Any:
+def _pushed(function: Any, values: Sequence[Any], changes: Sequence[Any]) -> Any:
     """Returns the tangent of a function's result."""
     active = [_is_active(change) for change in changes]
-    chosen = [x for x, is_active in zip(given, active, strict=True) if is_active]
+    chosen = [x for x, is_active in zip(values, active, strict=True) if is_active]
     pushed = [x for x, is_active in zip(changes, active, strict=True) if is_active]
     if not chosen:
-        return jax.tree.map(_zeros, function(*given))
-    return jax.jvp(lambda *x: function(*_merged(given, active, x)), tuple(chosen), tuple(pushed))[1]
+        return jax.tree.map(_zeros, function(*values))
+    return jax.jvp(lambda *x: function(*_merged(values, active, x)), tuple(chosen), tuple(pushed))[1]
 
 
 # ---- Tangents ----------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class _Link(NamedTuple):
     """The linear function from tangents of the wanted arrays to that of the result, and its transpose."""
 
     function: Function
-    how: Any
+    config: Any
     wanted: Wanted
     tree: Any
     """The structure of the arrays and of what `forward` saved."""
@@ -210,13 +210,13 @@ class _Link(NamedTuple):
         chosen = [x for x, is_wanted in zip(arrays, self.wanted, strict=True) if is_wanted]
 
         def result(*chosen: Any) -> Any:
-            return self.function.plain(self.how, *_merged(arrays, self.wanted, chosen))
+            return self.function.plain(self.config, *_merged(arrays, self.wanted, chosen))
 
         return jax.jvp(result, tuple(chosen), tuple(changes))[1]
 
     def pull(self, leaves: Sequence[Any], dy: Any) -> list[Any]:
         arrays, saved = self.tree.unflatten(leaves)
-        gradients: list[Any] = _gradients(self.function, self.how, self.wanted, arrays, saved, dy)
+        gradients: list[Any] = _gradients(self.function, self.config, self.wanted, arrays, saved, dy)
         return gradients
 
 

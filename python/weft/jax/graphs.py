@@ -61,9 +61,9 @@ class Drawn(Operator):
 
     def _draw(self, d: Drawing, *options: tuple[str, Hashable]) -> None:
         tensors = [d.read(i) for i in range(len(d.arguments))]
-        made = self._function(d.graph, *tensors, **dict(options))
-        self._singles[options] = isinstance(made, Tensor)
-        results = list(made) if isinstance(made, (list, tuple)) else [made]
+        returned = self._function(d.graph, *tensors, **dict(options))
+        self._singles[options] = isinstance(returned, Tensor)
+        results = list(returned) if isinstance(returned, (list, tuple)) else [returned]
         used = list(tensors)
         for each in results:
             if not isinstance(each, Tensor):
@@ -80,12 +80,12 @@ class Drawn(Operator):
 class Given(Operator):
     """An operator from a graph that already exists."""
 
-    def __init__(self, made: Graph) -> None:
-        super().__init__(made.name or "graph", self._refuse)
-        self._graph = made
-        made.validate()
-        self._inputs = [t for t in made._tensors if t.producer is None and t.is_read and not t.is_constant]
-        self._outputs = [t for t in made._results() if not t.is_virtual]
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph.name or "graph", self._refuse)
+        self._graph = graph
+        graph.validate()
+        self._inputs = [t for t in graph._tensors if t.producer is None and t.is_read and not t.is_constant]
+        self._outputs = [t for t in graph._results() if not t.is_virtual]
 
     def is_single(self, options: tuple[tuple[str, Hashable], ...]) -> bool:
         """True if the graph has one result."""
@@ -95,7 +95,7 @@ class Given(Operator):
         raise AssertionError("an existing graph is not drawn")
 
     def drawn(
-        self, call: Call, arguments: Sequence[Form], results: Sequence[Form] = (), place: Place | None = None
+        self, call: Call, arguments: Sequence[Form], results: Sequence[Form] = (), device: Place | None = None
     ) -> Drawing:
         """Returns the graph itself if it has these shapes."""
         drawing = Drawing(self._graph, arguments)
@@ -106,21 +106,21 @@ class Given(Operator):
                 f"{' and options' if call.attributes else ''}. Pass such arrays, or wrap the function "
                 "that draws the graph, which supports all shapes."
             )
-        if place is not None and place not in (self._graph._handle, self._graph._device_property):
-            self._graph = self._placed(place)
+        if device is not None and device not in (self._graph._handle, self._graph._device_property):
+            self._graph = self._placed(device)
         drawing.ends = [(t, i) for i, t in enumerate(self._inputs)]
         drawing.ends += [(t, ~i) for i, t in enumerate(self._outputs)]
         drawing.results = [_form(t) for t in self._outputs]
         return drawing
 
-    def _placed(self, place: Place) -> Graph:
+    def _placed(self, device: Place) -> Graph:
         if self._graph._made_planner is not None:
             raise BadParameterError(
-                f"weft.jax.graph: {self.name} was planned for another device than {place!r}. Wrap the "
+                f"weft.jax.graph: {self.name} was planned for another device than {device!r}. Wrap the "
                 "function that draws the graph, which supports all devices."
             )
-        self._graph._handle = None if isinstance(place, DeviceProperties) else place
-        self._graph._device_property = place if isinstance(place, DeviceProperties) else None
+        self._graph._handle = None if isinstance(device, DeviceProperties) else device
+        self._graph._device_property = device if isinstance(device, DeviceProperties) else None
         return self._graph
 
 

@@ -50,20 +50,20 @@ class Planned(Operator):
     def prepared(self, call: Call, arguments: Sequence[Form], kind: device_kind, arch: str) -> Prepared:
         """Returns the plan itself."""
         uids = [slot.uid for slot in self._plan.slots]
-        at = {uids[i]: place for place, i in enumerate(self.places.arguments)}
-        at |= {uids[i]: ~place for place, i in enumerate(self.places.results)}
+        at = {uids[i]: position for position, i in enumerate(self.places.arguments)}
+        at |= {uids[i]: ~position for position, i in enumerate(self.places.results)}
         words = dict(zip((uids[i] for i in self.places.numbers), call.attributes, strict=True))
         return prepared(self._plan, at, len(arguments), len(self.places.results), kind, words)
 
 
-def run(plan: Plan, given: Mapping[int, Any]) -> list[Any]:
-    """Returns the outputs of a call, in the plan's order. given: arrays and numbers by slot."""
+def run(plan: Plan, values: Mapping[int, Any]) -> list[Any]:
+    """Returns the outputs of a call, in the plan's order. values: arrays and numbers by slot."""
     operator = plan._for_jax = plan._for_jax or Planned(plan)
-    places = operator.places
-    words = tuple(_word(plan, i, given) for i in places.numbers)
-    devices = [device for i in places.arguments for device in _devices(given.get(i))]
+    positions = operator.places
+    words = tuple(_word(plan, i, values) for i in positions.numbers)
+    devices = [device for i in positions.arguments for device in _devices(values.get(i))]
     device = next((each for each in devices if each.platform != "cpu"), devices[0])
-    arrays = [_array(plan, i, given, device) for i in places.arguments]
+    arrays = [_array(plan, i, values, device) for i in positions.arguments]
     return call(operator, *arrays, attributes=words)[: len(plan._outputs)]
 
 
@@ -101,9 +101,9 @@ def _array(plan: Plan, i: int, given: Mapping[int, Any], device: Any) -> Any:
     return value
 
 
-def _word(plan: Plan, i: int, given: Mapping[int, Any]) -> int:
+def _word(plan: Plan, i: int, values: Mapping[int, Any]) -> int:
     """Returns the bytes of a by-value scalar."""
     state, slot, owners = RunState(len(plan.slots)), plan.slots[i], list[Any]()
-    plan._fill_slot(state, i, slot, dict(given), 0, None, owners)
+    plan._fill_slot(state, i, slot, dict(values), 0, None, owners)
     size = dtypes.of(slot.data_type).bits // 8
     return int.from_bytes(ffi.buffer(ffi.cast("char *", state.pointers[i]), size), "little", signed=True)

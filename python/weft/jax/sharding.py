@@ -34,10 +34,10 @@ def run(function: Callable[..., Any], labels: Labels, arrays: Sequence[Any]) -> 
     given = [i for i, x in enumerate(arrays) if x is not None]
 
     def on_shard(*shards: Any) -> Any:
-        whole: list[Any] = [None] * len(arrays)
+        gathered: list[Any] = [None] * len(arrays)
         for i, x in zip(given, shards, strict=True):
-            whole[i] = x
-        return function(*whole)
+            gathered[i] = x
+        return function(*gathered)
 
     placed = [_reshard(arrays[i], jax.sharding.NamedSharding(mesh, specs[i])) for i in given]
     result = Spec(*(axes.get(label) for label in labels.result))

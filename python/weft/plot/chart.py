@@ -38,10 +38,10 @@ def ticks(least: float, most: float, count: int = 4) -> list[float]:
     return [round(i * step, 12) for i in range(first, max(last, first + 1) + 1)]
 
 
-def _spread(places: list[float], room: float) -> list[float]:
+def _spread(positions: list[float], room: float) -> list[float]:
     """Vertical positions of labels, spread out so that they do not overlap."""
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    moved = list(places)
+    order = sorted(range(len(positions)), key=lambda i: positions[i])
+    moved = list(positions)
     for before, i in pairwise(order):
         moved[i] = max(moved[i], moved[before] + room)
     return moved

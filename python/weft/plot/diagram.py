@@ -300,7 +300,7 @@ def _make_frame(region: Region, picture: Picture, used: set[int], comes_from: Ma
 def _operand_edges(
     op: Op,
     i: int,
-    made: Mapping[int, int],
+    produced: Mapping[int, int],
     offsets: Sequence[Mapping[int, float]],
     ports: Mapping[int, int],
     width: float,
@@ -313,8 +313,8 @@ def _operand_edges(
     edges = []
     for k, key in enumerate(keys):
         at = (k - (len(keys) - 1) / 2) * room
-        if key in made:
-            edges.append(Edge(made[key], i, offsets[made[key]].get(key, 0.0), at, 4.0))
+        if key in produced:
+            edges.append(Edge(produced[key], i, offsets[produced[key]].get(key, 0.0), at, 4.0))
         else:
             edges.append(Edge(ports[key], i, 0.0, at))
     return edges
@@ -422,10 +422,10 @@ class _Page:
 
 
 def _make_page(picture: Picture, comes_from: Mapping[int, float]) -> _Page:
-    used, made = _used(picture), {key for op in picture.ops for key in op.outputs}
+    used, produced = _used(picture), {key for op in picture.ops for key in op.outputs}
     frames = [_make_frame(region, picture, used, comes_from) for region in picture.regions]
-    inputs = [key for key in picture.values if key in used and key not in made]
-    outputs = [key for key in picture.values if key in made and not picture.values[key].is_virtual]
+    inputs = [key for key in picture.values if key in used and key not in produced]
+    outputs = [key for key in picture.values if key in produced and not picture.values[key].is_virtual]
     boxes = [_pill_box(picture.values[key]) for key in inputs]
     boxes += [Box(frame.width, frame.height) for frame in frames]
     boxes += [_pill_box(picture.values[key]) for key in outputs]

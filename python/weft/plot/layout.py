@@ -99,9 +99,9 @@ def _sorted_arrivals(edges: Sequence[Edge], placed: Placed) -> list[Edge]:
         arriving[edge.target].append(i)
     result = list(edges)
     for group in arriving.values():
-        places = sorted(edges[i].target_at for i in group)
+        positions = sorted(edges[i].target_at for i in group)
         comers = sorted(group, key=lambda i: placed.routes[i][-3][0])
-        for i, at in zip(comers, places, strict=True):
+        for i, at in zip(comers, positions, strict=True):
             result[i] = edges[i]._replace(target_at=at)
     return result
 
@@ -212,13 +212,13 @@ def _exchange(nodes: list[Box], layers: list[list[int]], links: list[_Links], ga
         near = layers[max(k - 1, 0) : k + 1]
         fewest = _crossings(nodes, near, links)
         for i in list(layer):
-            places = range(len(layer)) if len(layer) <= 8 else [layer.index(i) - 1, layer.index(i) + 1]
-            for place_ in places:
-                if not fewest or not 0 <= place_ < len(layer):
+            positions = range(len(layer)) if len(layer) <= 8 else [layer.index(i) - 1, layer.index(i) + 1]
+            for position in positions:
+                if not fewest or not 0 <= position < len(layer):
                     continue
                 before = list(layer)
                 layer.remove(i)
-                layer.insert(place_, i)
+                layer.insert(position, i)
                 _pack(nodes, layer, gap_x)
                 crossings = _crossings(nodes, near, links)
                 if crossings < fewest:
@@ -228,9 +228,9 @@ def _exchange(nodes: list[Box], layers: list[list[int]], links: list[_Links], ga
                     _pack(nodes, layer, gap_x)
 
 
-def _preference(nodes: list[Box], own: _Links, i: int, above: bool, below: bool) -> tuple[float, float]:
+def _preference(nodes: list[Box], links: _Links, i: int, above: bool, below: bool) -> tuple[float, float]:
     """The position at which a box's lines would be straight on average, and the weight of that preference."""
-    lines = (own.up if above else []) + (own.down if below else [])
+    lines = (links.up if above else []) + (links.down if below else [])
     total = sum(weight for *_, weight in lines)
     if not total:
         return nodes[i].x, 0.01

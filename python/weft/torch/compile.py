@@ -59,8 +59,8 @@ def refusal(node: torch.fx.Node) -> str:
 
 def _others(node: torch.fx.Node) -> Sequence[torch.dtype]:
     """Returns the non-float data types that one of Weft's own operators reads and writes."""
-    made = node.args[0] if node.target in GETITEM_OPS else node
-    return INDICES if isinstance(made, torch.fx.Node) and made.target in OWN else ()
+    producer = node.args[0] if node.target in GETITEM_OPS else node
+    return INDICES if isinstance(producer, torch.fx.Node) and producer.target in OWN else ()
 
 
 def _is_blank(node: torch.fx.Node) -> bool:

@@ -100,20 +100,20 @@ class Enabled:
         name = operator.twin._schema.name
         # Kernels of a device and composite operators do not read the dispatch keys.
         keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-        own = functools.partial(torch.library.get_kernel(operator.twin, key).call_boxed, keys)
+        native = functools.partial(torch.library.get_kernel(operator.twin, key).call_boxed, keys)
         serve = operator if isinstance(operator, StandIn) else operator.call_checked
-        slow = _server(name, serve, own, self._counts)
+        slow = _server(name, serve, native, self._counts)
 
         def left(error: WeftError) -> Callable[..., Any]:
-            return _counted(own, self._counts, (name, str(error)))
+            return _counted(native, self._counts, (name, str(error)))
 
         if isinstance(operator, StandIn):
-            call = operator.standing_for(slow, left, _server(name, operator.serve, own, self._counts))
+            call = operator.standing_for(slow, left, _server(name, operator.serve, native, self._counts))
         else:
             call = operator.standing_for(slow, left, operator.check)
             self._servers.append((name, call))
         if operator.twin is torch.ops.aten.convolution.default:
-            call = _unless_traced(call, own)
+            call = _unless_traced(call, native)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the override is intended
             self._library.impl(operator.twin, call, key, allow_override=True)
@@ -156,9 +156,9 @@ class Enabled:
 
 
 def _server(
-    name: str, operator: Callable[..., Any], own: Callable[..., Any], counts: Counter[tuple[str, str]]
+    name: str, operator: Callable[..., Any], native: Callable[..., Any], counts: Counter[tuple[str, str]]
 ) -> Callable[..., Any]:
-    """Returns the Python implementation that replaces one torch operator on one device. own: torch's
+    """Returns the Python implementation that replaces one torch operator on one device. native: torch's
     kernel."""
     served = name, _SERVED
 
@@ -167,32 +167,32 @@ def _server(
             results = operator(*arguments, **named)
         except WeftError as error:
             counts[name, str(error)] += 1
-            return own(*arguments, **named)
+            return native(*arguments, **named)
         counts[served] += 1
         return results
 
     return serve
 
 
-def _unless_traced(call: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+def _unless_traced(call: Callable[..., Any], native: Callable[..., Any]) -> Callable[..., Any]:
     """Lets torch.jit.trace record torch's kernel, because it does not record a replacement of this
     operator."""
     tracing_state = torch._C._get_tracing_state
 
     def serve(*arguments: Any) -> Any:
-        return call(*arguments) if tracing_state() is None else own(*arguments)
+        return call(*arguments) if tracing_state() is None else native(*arguments)
 
     return serve
 
 
 def _counted(
-    own: Callable[..., Any], counts: Counter[tuple[str, str]], outcome: tuple[str, str]
+    native: Callable[..., Any], counts: Counter[tuple[str, str]], outcome: tuple[str, str]
 ) -> Callable[..., Any]:
     """Wraps a torch operator so that its calls are counted."""
 
     def call(*arguments: Any, **named: Any) -> Any:
         counts[outcome] += 1
-        return own(*arguments, **named)
+        return native(*arguments, **named)
 
     return call
 
@@ -226,13 +226,13 @@ def enable(ops: Sequence[str] | str | None = None, where: Sequence[str] | str = 
     Raises:
         ValueError: a name or device does not exist, or an operator replaces none of torch's.
     """
-    asked = list(OPERATORS) if ops is None else [ops] if isinstance(ops, str) else list(ops)
-    for name in asked if ops is not None else ():
+    requested = list(OPERATORS) if ops is None else [ops] if isinstance(ops, str) else list(ops)
+    for name in requested if ops is not None else ():
         _refuse_name(name)
     devices = [where] if isinstance(where, str) else list(where)
     strange = [each for each in devices if each not in PLACES]
     if strange:
         raise ValueError(f"enable: unknown device {strange[0]!r} in where. Use 'cpu' and 'cuda'.")
     places = [p for p in devices if p == "cpu" or torch.cuda.is_available()]
-    names = dict.fromkeys(part for name in asked for part in _PARTS.get(name, (name,)))
+    names = dict.fromkeys(part for name in requested for part in _PARTS.get(name, (name,)))
     return Enabled([OPERATORS[name] for name in names], places)

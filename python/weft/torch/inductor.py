@@ -38,10 +38,10 @@ class Standing:
 
     def as_operator(self, arguments: Sequence[Any]) -> Any:
         """Runs the region through the custom operator that represents all regions."""
-        given: tuple[list[Any], list[Any]] = [], []
+        inputs: tuple[list[Any], list[Any]] = [], []
         for each, is_number in zip(arguments, self.region.numbers, strict=True):
-            given[is_number].append(each)
-        results = torch.ops.weft.region(*given, self.number)
+            inputs[is_number].append(each)
+        results = torch.ops.weft.region(*inputs, self.number)
         return results[0] if len(results) == 1 else results
 
 
@@ -50,8 +50,8 @@ _STANDING: weakref.WeakValueDictionary[int, Standing] = weakref.WeakValueDiction
 
 
 def _arguments(region: Region, tensors: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
-    given = iter(tensors), iter(numbers)
-    return [next(given[is_number]) for is_number in region.numbers]
+    iterators = iter(tensors), iter(numbers)
+    return [next(iterators[is_number]) for is_number in region.numbers]
 
 
 def _compute(tensors: Sequence[Any], numbers: Sequence[Any], which: int) -> Sequence[Any]:
@@ -124,22 +124,22 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 
 
 def compile(
-    module: torch.fx.GraphModule, given: Sequence[Any], mode: str | None = None
+    module: torch.fx.GraphModule, examples: Sequence[Any], mode: str | None = None
 ) -> Callable[[list[Any]], Any]:
-    """Compiles a graph of ATen operators and regions into a function of a list of arguments. given: fake
+    """Compiles a graph of ATen operators and regions into a function of a list of arguments. examples: fake
     arguments. Raises whatever Inductor, or importing it, raises."""
     from torch._inductor import config, list_mode_options
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
 
-    fake_mode: Any = detect_fake_mode(given)
+    fake_mode: Any = detect_fake_mode(examples)
     trace = make_fx(_AsOperators(module).run, select_decomp_table(), _allow_non_fake_inputs=True)
     with fake_mode, _with_constants(fake_mode), torch.no_grad(), enable_python_dispatcher():
-        traced = trace(*given)
+        traced = trace(*examples)
     output = next(each for each in traced.graph.nodes if each.op == "output")
     # Every result keeps the layout that torch expects, because its consumers are unknown.
     nodes = [i for i, each in enumerate(output.args[0]) if isinstance(each, torch.fx.Node)]
     output.meta["user_visible_output_idxs"] = nodes
     settings = list_mode_options(mode) if mode not in (None, "default") else {}
     with config.patch({**settings, **_HOW}):
-        return _Compiled(compile_fx_inner(traced, given), module)
+        return _Compiled(compile_fx_inner(traced, examples), module)

@@ -66,11 +66,11 @@ def _fake_backward(do: Any, dlse: Any, o1: Any, lse1: Any, o2: Any, lse2: Any, *
 def _merge_backward(
     d: Drawing, do: Any, dlse: Any, o1: Any, lse1: Any, o2: Any, lse2: Any, o: Any, lse: Any
 ) -> None:  # fmt: skip
-    g, whole, loss = d.graph, _read(d, o, lse), _read(d, do, dlse)
-    most = g.max(whole.lse, d.number(LOWEST))
+    g, merged, loss = d.graph, _read(d, o, lse), _read(d, do, dlse)
+    most = g.max(merged.lse, d.number(LOWEST))
     for i, part in enumerate((_read(d, o1, lse1), _read(d, o2, lse2))):
         weight = g.exp(g.sub(part.lse, most))
-        along = g.reduction(g.mul(loss.o, g.sub(part.o, whole.o)), "ADD", dims=[o.ndim - 1])
+        along = g.reduction(g.mul(loss.o, g.sub(part.o, merged.o)), "ADD", dims=[o.ndim - 1])
         d.write(2 * i, g.mul(loss.o, weight))
         d.write(2 * i + 1, g.mul(weight, g.add(along, loss.lse)), *_rows(d.outputs[2 * i + 1]))
 

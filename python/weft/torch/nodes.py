@@ -295,8 +295,8 @@ def _reduce(mode: str) -> Draw:
             d.show(d.outputs[0], x)
             return
         over = [i % x.ndim for i in ([dims] if isinstance(dims, int) else dims or range(x.ndim))]
-        kept: Tensor = d.graph.reduction(d.read(d.exact(x)), mode, dims=over)
-        d.write(0, kept, [1 if i in over else n for i, n in enumerate(x.shape)])
+        reduced: Tensor = d.graph.reduction(d.read(d.exact(x)), mode, dims=over)
+        d.write(0, reduced, [1 if i in over else n for i, n in enumerate(x.shape)])
 
     return draw
 
@@ -325,27 +325,27 @@ def _attend(d: Drawing, q: Any, k: Any, v: Any, mask: Any, dropout: float, causa
     the queries with infinities to a multiple of 32, and some return no statistics."""
     results = d.outputs
     statistics = results[1].squeeze(-1) if results[1].ndim == 4 else results[1]
-    own = statistics[:, :, : q.shape[2]]
-    d.outputs = [results[0], own]
+    used = statistics[:, :, : q.shape[2]]
+    d.outputs = [results[0], used]
     attend(d, q, k, v, mask, dropout, causal, scale, None, bool(statistics.numel()))
     d.outputs = results
     if statistics.shape[2] > q.shape[2]:
-        dims = [*own.shape[:2], statistics.shape[2] - q.shape[2]]
-        beyond = d.graph.identity(d.number(math.inf)).set_dim(dims).set_data_type(own.dtype)
-        d.write(1, d.graph.concatenate([d.read(own), beyond], 2), [*statistics.shape])
-    elif results[1] is not own and statistics.numel():
-        d.write(1, d.read(own), [*own.shape])
+        dims = [*used.shape[:2], statistics.shape[2] - q.shape[2]]
+        beyond = d.graph.identity(d.number(math.inf)).set_dim(dims).set_data_type(used.dtype)
+        d.write(1, d.graph.concatenate([d.read(used), beyond], 2), [*statistics.shape])
+    elif results[1] is not used and statistics.numel():
+        d.write(1, d.read(used), [*used.shape])
 
 
 def _attend_backward(d: Any, *ends: Any) -> None:
-    do, q, k, v, o, lse, *how = ends
+    do, q, k, v, o, lse, *options = ends
     shown = lse.squeeze(-1) if lse.ndim == 4 else lse
     if shown.shape[2] > q.shape[2]:
         shown = shown[:, :, : q.shape[2]]
         d.show_part(shown, lse)
     elif shown is not lse:
         d.show(shown, lse)
-    attend_backward(d, do, q, k, v, o, shown, *how)
+    attend_backward(d, do, q, k, v, o, shown, *options)
 
 
 _FLASH, _CUDNN = aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_cudnn_attention

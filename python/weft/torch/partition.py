@@ -50,10 +50,10 @@ def _place(node: torch.fx.Node, region: Region) -> None:
     graph = node.graph
     given = [each for each in region.module.graph.nodes if each.op == "placeholder"]
     with graph.inserting_before(node):
-        made = graph.call_function(Standing(region), node.args)
+        call = graph.call_function(Standing(region), node.args)
         several = len(region.bases) != 1
-        parts = [graph.call_function(operator.getitem, (made, i)) for i in range(len(region.bases) * several)]
-        shown = dict(zip([*given, *region.bases], [*node.args, *(parts or [made])], strict=True))
+        parts = [graph.call_function(operator.getitem, (call, i)) for i in range(len(region.bases) * several)]
+        shown = dict(zip([*given, *region.bases], [*node.args, *(parts or [call])], strict=True))
         for each in region.views:
             shown[each] = graph.node_copy(each, lambda n: shown[n])
     ends = torch.fx.map_arg(region.ends, shown.get)

@@ -45,9 +45,9 @@ class Drawing:
         if steps is None and (dims is None or not value.is_contiguous()):
             steps = _strides(value) if dims is None else _steps_in(value, dims)
         shape = tuple(value.shape) or (1,) if dims is None else dims
-        made = self.graph.tensor(shape, stride=steps, data_type=value.dtype)
-        self.ends.append((made, at))
-        return made
+        tensor = self.graph.tensor(shape, stride=steps, data_type=value.dtype)
+        self.ends.append((tensor, at))
+        return tensor
 
     def read_broadcast(self, value: torch.Tensor, rank: int) -> Tensor:
         """Adds an argument for broadcasting: extents are padded with 1 in front, and expanded dimensions
@@ -202,23 +202,23 @@ class Prepared:
         """Launches the plan on torch's current stream, without waiting."""
         ordinal = self._ordinal
         allocate = self._here if ordinal is None or calls.current_gpu() == ordinal else self._elsewhere
-        made: list[Any] = [None if r is None else allocate(*r) for r in self._results]
+        results: list[Any] = [None if r is None else allocate(*r) for r in self._results]
         state = self.plan.thread.state
         pointers = state.pointers
         for slot, at in self._inputs:
             pointers[slot] = arguments[at].data_ptr()
         for slot, at in self._outputs:
-            pointers[slot] = made[at].data_ptr()
+            pointers[slot] = results[at].data_ptr()
         # The workspace returns to torch's caching allocator after the call; later work on the stream may
         # reuse it.
         held = allocate((self._workspace,), (1,), torch.uint8) if self._workspace else None
         stream = 0 if ordinal is None else calls.stream_of(ordinal)
         self.plan.launch(state, None if held is None else held.data_ptr(), stream)
-        return tuple(made)
+        return tuple(results)
 
     def _in_c(self) -> Any:
-        plan, places = self.plan, dict([*self._inputs, *((slot, ~at) for slot, at in self._outputs)])
-        if calls.FUNCTIONS is None or len(places) < len(plan.slots):
+        plan, positions = self.plan, dict([*self._inputs, *((slot, ~at) for slot, at in self._outputs)])
+        if calls.FUNCTIONS is None or len(positions) < len(plan.slots):
             return None
         workspace: Any = ((self._workspace,), (1,), torch.uint8) if self._workspace else None
         if self._ordinal is None and plan.workspace_size:
@@ -226,7 +226,7 @@ class Prepared:
         results = tuple(None if r is None else tuple(r) for r in self._results)
         return calls.FUNCTIONS.prepare(
             int(ffi.cast("uintptr_t", plan.descriptor.pointer)),
-            tuple(places[slot] for slot in range(len(places))),
+            tuple(positions[slot] for slot in range(len(positions))),
             results, self._here, workspace, None if self._ordinal is None else (self._ordinal,), plan,
         )  # fmt: skip
 
@@ -267,25 +267,25 @@ class Cache:
 
     def find(self, key: Any, make: Callable[[], Ready]) -> Ready:
         """Returns the entry of a key and creates it if necessary; raises a cached error."""
-        found = self._younger.get(key)
-        if found is None:
-            found = self._recall(key, make)
+        entry = self._younger.get(key)
+        if entry is None:
+            entry = self._recall(key, make)
         else:
             self.hits += 1
-        if isinstance(found, WeftError):
-            raise found.with_traceback(None)  # a traceback would keep the arguments of each call alive
-        return found
+        if isinstance(entry, WeftError):
+            raise entry.with_traceback(None)  # a traceback would keep the arguments of each call alive
+        return entry
 
     def _recall(self, key: Any, make: Callable[[], Ready]) -> Ready | WeftError:
         with self._lock:  # only one of several threads builds
-            found = self._younger.get(key) or self._older.pop(key, None)
-            if found is None:
+            entry = self._younger.get(key) or self._older.pop(key, None)
+            if entry is None:
                 self.misses += 1
-                found = _made(make)
+                entry = _made(make)
             if len(self._younger) >= max(self.capacity // 2, 1):
                 self._younger, self._older = {}, self._younger
-            self._younger[key] = found
-        return found
+            self._younger[key] = entry
+        return entry
 
 
 def _made(make: Callable[[], Ready]) -> Ready | WeftError:

@@ -69,8 +69,8 @@ class RegionDrawing(Drawing):
     def read(self, value: Any, dims: Any = None, steps: Any = None) -> Tensor:
         """Reads an input, or a value that an earlier operator has written."""
         shape = list(dims) if dims is not None else list(value.shape) or [1]
-        made = self._made[id(value)] if self._is_made(value) else None
-        if made is None:
+        tensor = self._made[id(value)] if self._is_made(value) else None
+        if tensor is None:
             if not any(each is value for each in self._inputs):
                 raise NotSupportedError("a value that no operator of the region computes.")
             if value.device != _leading(self._inputs).device:
@@ -78,9 +78,9 @@ class RegionDrawing(Drawing):
             _check_elements(value)
             if dims is not None and (steps is not None or value.is_contiguous()):
                 return super().read(value, dims, steps)
-            made = super().read(value)
-            self._keep(value, made)
-        return made if made.get_dim() == shape else self._reshaped(made, shape)
+            tensor = super().read(value)
+            self._keep(value, tensor)
+        return tensor if tensor.get_dim() == shape else self._reshaped(tensor, shape)
 
     def read_broadcast(self, value: Any, rank: int) -> Tensor:
         """Like Drawing.read_broadcast, also for tensors that the region computes."""
@@ -95,10 +95,10 @@ class RegionDrawing(Drawing):
         composed = [before[i] for i in order]
         if not self._is_made(source):
             return super().read_permuted(source, composed, rank)
-        made = self.read(source)
+        tensor = self.read(source)
         if composed != list(range(source.ndim)):
-            made = self.graph.transpose(made, composed).set_dim([source.shape[i] for i in composed])
-        return self._reshaped(made, [1] * (rank - len(order)) + made.get_dim()) if rank else made
+            tensor = self.graph.transpose(tensor, composed).set_dim([source.shape[i] for i in composed])
+        return self._reshaped(tensor, [1] * (rank - len(order)) + tensor.get_dim()) if rank else tensor
 
     def permute(self, value: Any, source: Any, order: Sequence[int]) -> None:
         """Defines a value as another one with its dimensions permuted."""
@@ -142,10 +142,10 @@ class RegionDrawing(Drawing):
         shape = list(self.outputs[0].shape) or [1]
         values = [self.exact(each) for each in values]
         for each in values:
-            made = self._made.get(id(each))
-            if made is None or list(each.shape) != shape or made.get_dim() == shape:
+            tensor = self._made.get(id(each))
+            if tensor is None or list(each.shape) != shape or tensor.get_dim() == shape:
                 continue
-            dims: list[int] = made.get_dim()
+            dims: list[int] = tensor.get_dim()
             if all(_shape_in(dims, shape, other) for other in values):
                 return dims
         return shape
@@ -203,9 +203,9 @@ class RegionDrawing(Drawing):
             self._keep(value, copy.set_data_type(value.dtype).set_dim(list(value.shape) or [1]))
         return id(value) in self._made
 
-    def _keep(self, value: Any, made: Tensor) -> None:
+    def _keep(self, value: Any, tensor: Tensor) -> None:
         self._values.append(value)
-        self._made[id(value)] = made
+        self._made[id(value)] = tensor
 
     def _reshaped(self, value: Tensor, dims: Sequence[int]) -> Tensor:
         key = id(value), tuple(dims)
@@ -225,16 +225,16 @@ def _shape_in(dims: Sequence[int], shape: Sequence[int], value: Any) -> list[int
     none fit."""
     if not isinstance(value, torch.Tensor):
         return []
-    own = list(value.shape) or [1]
-    if own == list(shape):
+    extents = list(value.shape) or [1]
+    if extents == list(shape):
         return list(dims)
     if list(dims) == list(shape):
-        return [1] * (len(dims) - len(own)) + own
-    while own and own[0] == 1:
-        own = own[1:]
-    tail = len(own)
-    fits = own == list(shape[len(shape) - tail :]) == list(dims[len(dims) - tail :])
-    return [1] * (len(dims) - tail) + own if fits else None
+        return [1] * (len(dims) - len(extents)) + extents
+    while extents and extents[0] == 1:
+        extents = extents[1:]
+    tail = len(extents)
+    fits = extents == list(shape[len(shape) - tail :]) == list(dims[len(dims) - tail :])
+    return [1] * (len(dims) - tail) + extents if fits else None
 
 
 def draw(drawing: RegionDrawing, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -348,10 +348,10 @@ class Region:
         first = self._first
         if first is not None and first.fits(arguments):
             return self._alone(first.prepared(arguments))
-        found = self._ready(arguments)
+        prepared = self._ready(arguments)
         if self._first is None and not any(self.numbers):
-            self._first = _SameKind(arguments, found)
-        return self._alone(found(arguments))
+            self._first = _SameKind(arguments, prepared)
+        return self._alone(prepared(arguments))
 
     def _alone(self, results: tuple[Any, ...]) -> Any:
         return results[0] if len(self.bases) == 1 else results
@@ -468,8 +468,8 @@ def draw_separately(
         results: what it returns.
         products: whether the region has convolutions, and whether it has matrix products.
     """
-    given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-    drawing = RegionDrawing(_graph_of(given, products), given)
+    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    drawing = RegionDrawing(_graph_of(tensors, products), tensors)
     drawing.outputs = list(results) if isinstance(results, (tuple, list)) else [results]
     draw(drawing, target, args, kwargs)
     drawing.leave_blank(target in BLANK)
@@ -497,8 +497,8 @@ class _InParts:
 def _with_layout(value: Any, layout: Any) -> Any:
     if layout is None or value.stride() == layout.stride():
         return value
-    how = {"dtype": value.dtype, "device": value.device}
-    return torch.empty_strided(value.shape, layout.stride(), **how).copy_(value)
+    options = {"dtype": value.dtype, "device": value.device}
+    return torch.empty_strided(value.shape, layout.stride(), **options).copy_(value)
 
 
 def _layouts(values: Sequence[Any]) -> list[Any]:

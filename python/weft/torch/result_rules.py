@@ -146,8 +146,8 @@ def batch_norm(
 
 def batch_norm_in_place(*arguments: Any) -> Sequence[Any] | None:
     """Like batch_norm, without the running statistics among the results."""
-    made = batch_norm(*arguments)
-    return made if made is None else made[:3]
+    results = batch_norm(*arguments)
+    return results if results is None else results[:3]
 
 
 def batch_norm_without_running(x: Any, weight: Any, bias: Any, *how: Any) -> Sequence[Any] | None:
@@ -182,10 +182,10 @@ def _format(x: Any, w: Any, backend: Any) -> Any:
 
 
 def _of_format(like: Any, shape: Sequence[int], layout: Any) -> Any:
-    made = _new(like, shape)
+    result = _new(like, shape)
     if len(shape) == 3 and layout == torch.channels_last:
-        return made.unsqueeze(2).to(memory_format=layout).squeeze(2)
-    return made.to(memory_format=layout)
+        return result.unsqueeze(2).to(memory_format=layout).squeeze(2)
+    return result.to(memory_format=layout)
 
 
 def convolution(

@@ -27,10 +27,10 @@ def rewrite(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     graph = module.graph
     _keep_channels_last(graph)
     for node in list(graph.nodes):
-        found = _REWRITES.get(node.target) if node.op == "call_function" else None
-        if found is not None and (node.target in _OF_ANY_SIZE or not _is_dynamic(node)):
+        rewriter = _REWRITES.get(node.target) if node.op == "call_function" else None
+        if rewriter is not None and (node.target in _OF_ANY_SIZE or not _is_dynamic(node)):
             with graph.inserting_before(node):
-                found(node)
+                rewriter(node)
     graph.eliminate_dead_code()
     module.recompile()
     return module
@@ -46,13 +46,13 @@ def _is_dynamic(node: Any) -> bool:
 
 def _call(node: Any, target: Any, *args: Any, **named: Any) -> Any:
     """Inserts a node before another one, with its value on fake tensors."""
-    made = node.graph.call_function(target, args, named)
+    call = node.graph.call_function(target, args, named)
     plain, also = torch.fx.map_arg((args, named), lambda each: each.meta["val"])
     with _mode_of(node.graph):
-        made.meta["val"] = target(*plain, **also)
+        call.meta["val"] = target(*plain, **also)
     if "partitioner_tag" in node.meta:  # a joint graph marks nodes as forward or backward
-        made.meta["partitioner_tag"] = node.meta["partitioner_tag"]
-    return made
+        call.meta["partitioner_tag"] = node.meta["partitioner_tag"]
+    return call
 
 
 def _value(node: Any) -> Any:
@@ -85,11 +85,11 @@ def _part(node: Any) -> Any:
 
 def _terms(node: Any) -> list[Any]:
     """Returns the terms of a sum, flattening nested sums that have no other consumer."""
-    found: list[Any] = []
+    terms: list[Any] = []
     for each in node.args[:2]:
         is_sum = isinstance(each, Node) and each.target == aten.add.Tensor and len(each.users) == 1
-        found += _terms(each) if is_sum else [each]
-    return found if not node.kwargs else [node]
+        terms += _terms(each) if is_sum else [each]
+    return terms if not node.kwargs else [node]
 
 
 def _are_side_by_side(parts: Sequence[Any]) -> bool:
@@ -115,13 +115,13 @@ def _join_parts(node: Any) -> None:
     if not _are_side_by_side([_part(each) for each in terms]):
         return
     dim = _part(terms[0])[1]
-    whole = [
+    pieces = [
         _call(node, aten.unsqueeze.default, each.args[0], dim)
         if each.target == aten.select_backward.default
         else each.args[0]
         for each in terms
     ]
-    node.replace_all_uses_with(_call(node, aten.cat.default, whole, dim))
+    node.replace_all_uses_with(_call(node, aten.cat.default, pieces, dim))
 
 
 # ---- Sums with permuted operands ----
@@ -139,9 +139,9 @@ def _sum_before_permute(node: Any) -> None:
         return
     order = [i % _value(shown).ndim for i in shown.args[1]]
     terms = [_before_permute(node, each, order) for each in both]
-    found = _call(node, aten.permute.default, _call(node, aten.add.Tensor, *terms), order)
-    if _value(found).stride() == _value(node).stride():
-        node.replace_all_uses_with(found)
+    permuted = _call(node, aten.permute.default, _call(node, aten.add.Tensor, *terms), order)
+    if _value(permuted).stride() == _value(node).stride():
+        node.replace_all_uses_with(permuted)
 
 
 def _is_permuted_once(node: Any) -> bool:
@@ -185,7 +185,7 @@ def _repeats(indices: Sequence[Any], extents: Sequence[int]) -> list[int] | None
     index does something else."""
     if len(indices) <= 2 or any(each is not None for each in indices[:2]) or len(indices) != len(extents):
         return None
-    found = []
+    repeats = []
     for index, extent in zip(indices[2:], extents[2:], strict=True):
         at = _constant(index)
         times = 0 if at is None else at.numel() // extent
@@ -193,8 +193,8 @@ def _repeats(indices: Sequence[Any], extents: Sequence[int]) -> list[int] | None
             again = torch.arange(extent).repeat_interleave(times)
             if at is None or not times or not torch.equal(at.flatten(), again):
                 return None
-        found.append(times)
-    return found
+        repeats.append(times)
+    return repeats
 
 
 def _split_dims(shape: Sequence[int], times: Sequence[int]) -> list[int]:
@@ -216,10 +216,10 @@ def _index(node: Any) -> None:
         wide = _call(node, aten.permute.default, wide, [0, *range(2, 2 * len(times) + 2), 1])
     n, c, *extents = _value(node).shape
     dims = [n, *extents, c] if is_last else [n, c, *extents]
-    found = _call(node, aten.view.default, _packed(node, wide), dims)
+    result = _call(node, aten.view.default, _packed(node, wide), dims)
     if is_last:
-        found = _call(node, aten.permute.default, found, [0, len(extents) + 1, *range(1, len(extents) + 1)])
-    node.replace_all_uses_with(found)
+        result = _call(node, aten.permute.default, result, [0, len(extents) + 1, *range(1, len(extents) + 1)])
+    node.replace_all_uses_with(result)
 
 
 def _index_put(node: Any) -> None:
@@ -359,10 +359,10 @@ def _restore_layouts(graph: torch.fx.Graph, before: dict[Any, Any]) -> None:
 
 def _results_of(node: Any) -> list[Any]:
     """Returns the getitem nodes of a node's two results, or None for a result without one."""
-    found: list[Any] = [None, None]
+    results: list[Any] = [None, None]
     for each in node.users:
-        found[each.args[1]] = each
-    return found
+        results[each.args[1]] = each
+    return results
 
 
 def _pool(rank: int) -> Rewrite:
@@ -373,28 +373,28 @@ def _pool(rank: int) -> Rewrite:
     gradient = getattr(aten, f"max_pool{rank}d_with_indices_backward").default
 
     def replace(node: Any) -> None:
-        maximum, place = _results_of(node)
-        readers = list(place.users) if place is not None else []
-        x, *how = _given(node)
+        maximum, indices = _results_of(node)
+        readers = list(indices.users) if indices is not None else []
+        x, *options = _given(node)
         if maximum is None or any(each.target != gradient for each in readers):
             return
-        maximum.replace_all_uses_with(_call(node, forward, x, *how))
+        maximum.replace_all_uses_with(_call(node, forward, x, *options))
         for each in readers:
             with node.graph.inserting_before(each):
-                each.replace_all_uses_with(_call(each, backward, each.args[0], x, *how))
+                each.replace_all_uses_with(_call(each, backward, each.args[0], x, *options))
 
     return replace
 
 
 def _dropout(node: Any) -> None:
     x, p, trains = _given(node)
-    kept, mask = _results_of(node)
+    result, mask = _results_of(node)
     readers = list(mask.users) if mask is not None else []
-    if kept is None or not trains or any(e.target != aten.native_dropout_backward.default for e in readers):
+    if result is None or not trains or any(e.target != aten.native_dropout_backward.default for e in readers):
         return
-    place = {"dtype": torch.int64, "device": _value(x).device}
-    seed = _call(node, aten.randint.default, 2**63 - 1, [], **place)
-    kept.replace_all_uses_with(_call(node, torch.ops.weft.dropout.default, x, p, seed))
+    keywords = {"dtype": torch.int64, "device": _value(x).device}
+    seed = _call(node, aten.randint.default, 2**63 - 1, [], **keywords)
+    result.replace_all_uses_with(_call(node, torch.ops.weft.dropout.default, x, p, seed))
     for each in readers:
         with node.graph.inserting_before(each):
             again = _call(each, torch.ops.weft.dropout.default, each.args[0], p, seed)
@@ -411,16 +411,16 @@ _LOSSES = {
 
 def _readers(node: Any) -> list[Any]:
     """Returns the nodes that read a value, directly or through detach."""
-    found = []
+    readers = []
     for each in node.users:
-        found += _readers(each) if each.target == aten.detach.default else [each]
-    return found
+        readers += _readers(each) if each.target == aten.detach.default else [each]
+    return readers
 
 
 def _cross_entropy(node: Any) -> None:
     """Computes the loss and its gradient from the logits and two numbers per row, without storing the
     log-probabilities."""
-    scores, *how = _given(node)
+    scores, *options = _given(node)
     if scores.target != aten._log_softmax.default:
         return
     logits, dim, _ = _given(scores)
@@ -431,20 +431,20 @@ def _cross_entropy(node: Any) -> None:
         dim % _value(logits).ndim == min(1, _value(logits).ndim - 1)
         and set(_readers(scores)) == {node, *losses, *gradients}
         and all(each.target == aten._log_softmax_backward_data.default for each in gradients)
-        and all(_given(each)[2:6] == how for each in losses)
+        and all(_given(each)[2:6] == options for each in losses)
         and (total is None or set(_readers(total)) <= {*losses})
     )
     if loss is None or not are_alone:
         return
     if _value(logits).dtype != _value(scores).dtype:
         logits = _call(node, aten._to_copy.default, logits, dtype=_value(scores).dtype)
-    results = _call(node, torch.ops.weft.cross_entropy.default, logits, *how)
-    own, *sums = (_call(node, operator.getitem, results, i) for i in range(len(results.meta["val"])))
-    loss.replace_all_uses_with(own)
+    results = _call(node, torch.ops.weft.cross_entropy.default, logits, *options)
+    fused, *sums = (_call(node, operator.getitem, results, i) for i in range(len(results.meta["val"])))
+    loss.replace_all_uses_with(fused)
     for each in gradients:
         with node.graph.inserting_before(each):
-            given = each.args[0].args[0], logits, *how, 0.0, *sums
-            gradient = _call(each, torch.ops.weft.cross_entropy_backward.default, *given)
+            arguments = each.args[0].args[0], logits, *options, 0.0, *sums
+            gradient = _call(each, torch.ops.weft.cross_entropy_backward.default, *arguments)
             if _value(gradient).dtype != _value(each).dtype:
                 gradient = _call(each, aten._to_copy.default, gradient, dtype=_value(each).dtype)
         each.replace_all_uses_with(gradient)
@@ -498,8 +498,8 @@ def _scatter(node: Any) -> None:
 
 
 def _copy(node: Any) -> None:
-    made, given = _value(node), _value(node.args[1])
-    if (made.dtype, made.shape, made.stride()) == (given.dtype, given.shape, given.stride()):
+    result, source = _value(node), _value(node.args[1])
+    if (result.dtype, result.shape, result.stride()) == (source.dtype, source.shape, source.stride()):
         node.replace_all_uses_with(node.args[1])
 
 
@@ -511,13 +511,13 @@ def _norm(name: str) -> Rewrite:
         is_narrow = node.meta["val"][1].dtype in (torch.bfloat16, torch.float16)
         if not is_narrow or all(_value(each).dtype != torch.float32 for each in node.all_input_nodes):
             return
-        given = _given(node)
+        arguments = _given(node)
         if node.target is aten._native_batch_norm_legit.no_stats:
-            given[3:3] = [None, None]
-        made = _call(node, getattr(torch.ops.weft, name).default, *given)
-        node.replace_all_uses_with(made)
-        for each in made.users:
-            each.meta["val"] = made.meta["val"][each.args[1]]
+            arguments[3:3] = [None, None]
+        call = _call(node, getattr(torch.ops.weft, name).default, *arguments)
+        node.replace_all_uses_with(call)
+        for each in call.users:
+            each.meta["val"] = call.meta["val"][each.args[1]]
 
     return rewrite_norm
 

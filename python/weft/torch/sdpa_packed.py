@@ -85,8 +85,8 @@ class _Tokens:
             )
         self.queries = _Side(d, starts, longest)
         self.keys = _Side(d, starts_k, longest_k)
-        self.how = {"attn_scale": _scale(d, q, scale), "use_padding_mask": True, **_band(*band)}
-        self.how |= {"cu_seq_len_q": self.queries.starts, "cu_seq_len_kv": self.keys.starts}
+        self.options = {"attn_scale": _scale(d, q, scale), "use_padding_mask": True, **_band(*band)}
+        self.options |= {"cu_seq_len_q": self.queries.starts, "cu_seq_len_kv": self.keys.starts}
 
 
 def _fake_varlen(q: Any, k: Any, v: Any, *_: Any) -> Any:
@@ -106,7 +106,7 @@ def _sdpa_varlen(d: Drawing, q: Any, k: Any, v: Any, *layout: Any) -> None:
     tokens = _Tokens(d, q, *layout)
     queries, keys = tokens.queries, tokens.keys
     ends = queries.read(q), keys.read(k), keys.read(v)
-    o, statistics = d.graph.sdpa(*ends, generate_stats=True, **tokens.how)
+    o, statistics = d.graph.sdpa(*ends, generate_stats=True, **tokens.options)
     queries.write(0, o)
     lse = d.outputs[1]
     d.write(1, statistics, *queries.shape(_statistics(lse)))
@@ -132,20 +132,20 @@ def _sdpa_varlen_backward(
     statistics = d.read(lse, *queries.shape(_statistics(lse)))
     statistics.set_ragged_offset(queries.starts).set_ragged_offset_multiplier(1)
     ends: Any = (queries.read(q), keys.read(k), keys.read(v), queries.read(o), queries.read(do), statistics)
-    results = d.graph.sdpa_backward(*ends, **tokens.how)
+    results = d.graph.sdpa_backward(*ends, **tokens.options)
     for i, (side, result) in enumerate(zip((queries, keys, keys), results, strict=True)):
         side.write(i, result)
 
 
 def _keep_varlen(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, starts, starts_k, *ctx.how = inputs
+    q, k, v, starts, starts_k, *ctx.options = inputs
     ctx.save_for_backward(q, k, v, *output, starts, starts_k)
     ctx.mark_non_differentiable(output[1])
 
 
 def _grad_varlen(ctx: Any, do: Any, _: Any) -> Any:
     # The offsets are multiplied by one token stride, which an expanded gradient does not have.
-    ends = (do.contiguous(), *ctx.saved_tensors, *ctx.how)
+    ends = (do.contiguous(), *ctx.saved_tensors, *ctx.options)
     return *OPERATORS["sdpa_varlen_backward"].apply(*ends), *[None] * 8
 
 

@@ -71,8 +71,8 @@ def _dense_backward(
     causal: bool, state: Any, offset: Any, *, scale: float | None = None,
 ) -> Any:  # fmt: skip
     _refuse_uneven(q, k, causal, 2)
-    how = (None, dropout, causal, scale, _seed_of(state, dropout), False)
-    return OPERATORS["sdpa_backward"](do, q, k, v, o, lse, *how)[:3]
+    options = (None, dropout, causal, scale, _seed_of(state, dropout), False)
+    return OPERATORS["sdpa_backward"](do, q, k, v, o, lse, *options)[:3]
 
 
 # ---- Layout [batch, rows, heads, elements], or packed sequences ----
@@ -94,8 +94,8 @@ def _forward(
     if starts is None:
         _refuse(windows_of_padded_operands=band != (-1, -1))
         ends: Any = _swapped(q, k, v)
-        how: Any = (dropout, causal, debug)
-        o, lse, *_, state, unused, mask = _dense(*ends, *how, scale=scale)
+        options: Any = (dropout, causal, debug)
+        o, lse, *_, state, unused, mask = _dense(*ends, *options, scale=scale)
         return o.transpose(1, 2), lse, state, unused, mask
     _refuse(dropout_over_packed_sequences=dropout, return_debug_mask=debug)
     layout = (starts, starts_k, longest, longest_k, scale, causal, *band)
@@ -118,8 +118,8 @@ def _backward(
         _refuse(windows_of_padded_operands=band != (-1, -1))
         do, q, k, v, o = _swapped(do, q, k, v, o)
         lengths = (None, None, longest, longest_k)
-        found = _dense_backward(do, q, k, v, o, lse, *lengths, dropout, causal, state, unused, scale=scale)
-        return tuple(_swapped(*found))
+        results = _dense_backward(do, q, k, v, o, lse, *lengths, dropout, causal, state, unused, scale=scale)
+        return tuple(_swapped(*results))
     _refuse(dropout_over_packed_sequences=dropout)
     ends = (starts, starts_k, longest, longest_k, scale, causal, *band)
     return OPERATORS["sdpa_varlen_backward"](do.contiguous(), q, k, v, o, lse, *ends)
@@ -147,10 +147,10 @@ class Provider:
     def _put(self, name: str, serve: Callable[..., Any], key: str) -> None:
         operator = getattr(aten, name).default
         has_own = torch._C._dispatch_has_kernel_for_dispatch_key(operator._schema.name, key)
-        own = torch.library.get_kernel(operator, key) if has_own else None
+        native = torch.library.get_kernel(operator, key) if has_own else None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the override is intended
-            self._library.impl(name, _or_own(serve, own), key, with_keyset=True, allow_override=True)
+            self._library.impl(name, _or_own(serve, native), key, with_keyset=True, allow_override=True)
 
     def remove(self) -> None:
         """Restores torch's own kernels."""
@@ -159,16 +159,16 @@ class Provider:
         self._library = None
 
 
-def _or_own(serve: Callable[..., Any], own: Any) -> Callable[..., Any]:
+def _or_own(serve: Callable[..., Any], native: Any) -> Callable[..., Any]:
     """Calls Weft, and torch's own kernel if Weft refuses the arguments."""
 
     def answer(keys: Any, *arguments: Any, **named: Any) -> Any:
         try:
             return serve(*arguments, **named)
         except WeftError:
-            if own is None:
+            if native is None:
                 raise
-        return own.call_boxed(keys, *arguments, **named)
+        return native.call_boxed(keys, *arguments, **named)
 
     return answer
 

@@ -27,35 +27,35 @@ WIDE = {
 """Operators that compute in float32 under autocast."""
 
 
-def _cast(value: Any, place: str, dtype: torch.dtype) -> Any:
+def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
     """Converts 16-bit and 32-bit floating-point tensors on this device to another type; returns other values
     unchanged."""
-    if not isinstance(value, torch.Tensor) or value.device.type != place:
+    if not isinstance(value, torch.Tensor) or value.device.type != device_type:
         return value
     return value.to(dtype) if value.is_floating_point() and value.element_size() in (2, 4) else value
 
 
-def _all_cast(name: str, place: str, arguments: Sequence[Any]) -> Sequence[Any]:
+def _all_cast(name: str, device_type: str, arguments: Sequence[Any]) -> Sequence[Any]:
     """Converts an operator's arguments to the types that autocast requires."""
     if name not in NARROW and name not in WIDE:
         return arguments
     dtype, positions = torch.float32, NARROW.get(name, ())
     if name in NARROW:
-        dtype = torch.get_autocast_dtype(place)
+        dtype = torch.get_autocast_dtype(device_type)
     return [
-        _cast(each, place, dtype) if i in positions or not positions else each
+        _cast(each, device_type, dtype) if i in positions or not positions else each
         for i, each in enumerate(arguments)
     ]
 
 
-def _under_autocast(name: str, place: str) -> None:
-    operator, key = getattr(torch.ops.weft, name).default, f"Autocast{place.upper()}"
+def _under_autocast(name: str, device_type: str) -> None:
+    operator, key = getattr(torch.ops.weft, name).default, f"Autocast{device_type.upper()}"
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
     def compute(*arguments: Any) -> Any:
-        given = _all_cast(name, place, arguments)
+        cast_arguments = _all_cast(name, device_type, arguments)
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            return operator(*given)
+            return operator(*cast_arguments)
 
     operator.py_impl(getattr(torch._C.DispatchKey, key))(compute)  # for compilers
     _library.impl(name, compute, key)
@@ -105,9 +105,9 @@ def _with_vmap(name: str, fold: Fold | None) -> None:
         OPERATORS[name].transformed.vmap = staticmethod(rule)
 
 
-def _leading(operator: Any, is_mapped: Sequence[bool], *given: Any) -> Any:
+def _leading(operator: Any, is_mapped: Sequence[bool], *arguments: Any) -> Any:
     """Folds the mapped dimension for operators that accept any leading dimensions."""
-    return None if any(is_mapped[1:]) else operator(*given)
+    return None if any(is_mapped[1:]) else operator(*arguments)
 
 
 def _along(operator: Any, is_mapped: Sequence[bool], x: Any, dim: int, *rest: Any) -> Any:
@@ -116,8 +116,8 @@ def _along(operator: Any, is_mapped: Sequence[bool], x: Any, dim: int, *rest: An
     return operator(x, dim % (x.ndim - 1) + 1, *rest)
 
 
-def _pointwise(operator: Any, is_mapped: Sequence[bool], *given: Any) -> Any:
-    return operator(*given) if all(is_mapped[:2]) else None
+def _pointwise(operator: Any, is_mapped: Sequence[bool], *arguments: Any) -> Any:
+    return operator(*arguments) if all(is_mapped[:2]) else None
 
 
 def _batched(rank: int) -> Fold:
@@ -179,11 +179,13 @@ def _under_func(operator: Operator) -> None:
     apply, name = operator.transformed.apply, operator.name
 
     def compute(*arguments: Any) -> Any:
-        place = arguments[0].device.type
-        given = _all_cast(name, place, arguments) if torch.is_autocast_enabled(place) else arguments
+        device_type = arguments[0].device.type
+        cast_arguments = (
+            _all_cast(name, device_type, arguments) if torch.is_autocast_enabled(device_type) else arguments
+        )
         if _is_forward_mode():
-            return operator.forward_mode(*given)
-        return apply(*operator.filled(tuple(given)))
+            return operator.forward_mode(*cast_arguments)
+        return apply(*operator.filled(tuple(cast_arguments)))
 
     _library.impl(name, compute, "FuncTorchDynamicLayerFrontMode")
 

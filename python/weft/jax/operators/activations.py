@@ -37,8 +37,8 @@ def check(where: str, name: str | None) -> None:
 
 def draw(g: Graph, name: str | None, x: Tensor) -> Tensor:
     """Draws an activation."""
-    made: Tensor = x if name is None else getattr(g, METHODS[name])(x)
-    return made
+    result: Tensor = x if name is None else getattr(g, METHODS[name])(x)
+    return result
 
 
 def _draw_backward(d: Drawing, name: str, has_bias: bool) -> None:

@@ -53,7 +53,7 @@ def to_common(*arrays: Any) -> list[Any]:
         return list(arrays)
     common = jnp.result_type(*(x.dtype for x in present))
     is_kept = [x is None or jnp.issubdtype(x.dtype, jnp.inexact) for x in arrays]
-    return [x if kept else x.astype(common) for x, kept in zip(arrays, is_kept, strict=True)]
+    return [x if is_unchanged else x.astype(common) for x, is_unchanged in zip(arrays, is_kept, strict=True)]
 
 
 def wide(type_: Any) -> Any:

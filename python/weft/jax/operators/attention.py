@@ -41,35 +41,35 @@ def _read(d: Drawing, i: int) -> Tensor:
     return d.read(i, *_turned(d.arguments[i].shape))
 
 
-def _scores(d: Drawing, i: int, how: _Options) -> dict[str, Any]:
+def _scores(d: Drawing, i: int, config: _Options) -> dict[str, Any]:
     """Returns the options that attention and its gradient share; argument i is the bias, if there is one."""
-    bias = d.read(i) if how.has_bias else None
-    return {"attn_scale": d.number(how.scale), "bias": bias, "use_causal_mask": how.is_causal}
+    bias = d.read(i) if config.has_bias else None
+    return {"attn_scale": d.number(config.scale), "bias": bias, "use_causal_mask": config.is_causal}
 
 
-def _draw(d: Drawing, how: _Options, is_training: bool) -> None:
+def _draw(d: Drawing, config: _Options, is_training: bool) -> None:
     """Arguments: q, k, v, then the bias."""
     (batch, length, heads, _), type_ = d.arguments[0]
     form = Form((batch, length, heads, d.arguments[2].shape[3]), type_)
     q, k, v = (_read(d, i) for i in range(3))
-    o, statistics = d.graph.sdpa(q, k, v, **_scores(d, 3, how), generate_stats=is_training)
+    o, statistics = d.graph.sdpa(q, k, v, **_scores(d, 3, config), generate_stats=is_training)
     d.write(o, form, *_turned(form.shape))
     if is_training:
         wide = np.dtype(np.float64 if is_double(d.arguments) else np.float32)
         d.write(statistics, Form((batch, heads, length), wide), [batch, heads, length, 1])
 
 
-def _draw_backward(d: Drawing, how: _Options) -> None:
+def _draw_backward(d: Drawing, config: _Options) -> None:
     """Arguments: q, k, v, o, the gradient of o, statistics, then the bias."""
     ends: Any = [_read(d, i) for i in range(5)]
     ends.append(d.read(5, [*d.arguments[5].shape, 1]))
-    options = _scores(d, 6, how)
-    if how.has_bias_gradient:
+    options = _scores(d, 6, config)
+    if config.has_bias_gradient:
         options["dBias"] = d.graph.tensor(d.arguments[6].shape, data_type=d.arguments[6].dtype)
     results = d.graph.sdpa_backward(*ends, **options)
     for i, result in enumerate(results):
         d.write(result, d.arguments[i], *_turned(d.arguments[i].shape))
-    if how.has_bias_gradient:
+    if config.has_bias_gradient:
         d.write(options["dBias"], d.arguments[6])
 
 
@@ -141,18 +141,18 @@ class _Attention(Function):
     def local(self, options: _Scores, *arrays: Any) -> Any:
         return self.apply(options, *arrays)
 
-    def forward(self, how: _Scores, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
+    def forward(self, config: _Scores, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
         q, *_, bias = arrays
-        options = _Options(how.scale, how.is_causal, bias is not None, False)
+        options = _Options(config.scale, config.is_causal, bias is not None, False)
         operator = _forward[_has_rows(q, bias)]
         o, *statistics = call(
             operator, *(x for x in arrays if x is not None), attributes=(options, is_training)
         )
         return o, (o, *statistics) if is_training else ()
 
-    def backward(self, how: _Scores, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
+    def backward(self, config: _Scores, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
         q, k, v, bias = arrays
-        options = _Options(how.scale, how.is_causal, bias is not None, wanted[3] and how.has_bias)
+        options = _Options(config.scale, config.is_causal, bias is not None, wanted[3] and config.has_bias)
         has_rows = _has_rows(q, bias)
         operator = _backward_summed if options.has_bias_gradient and not has_rows else _backward[has_rows]
         o, statistics = saved
@@ -162,14 +162,14 @@ class _Attention(Function):
             return [dq, dk, dv, None]
         return [dq, dk, dv, dbias[0] if dbias else jnp.zeros_like(bias)]
 
-    def plain(self, how: _Scores, *arrays: Any) -> Any:
+    def plain(self, config: _Scores, *arrays: Any) -> Any:
         q, k, v, bias = arrays
         wide = arguments.wide(q.dtype)
         heads = q.shape[2] // max(k.shape[2], 1)
         k, v = (jnp.repeat(x.astype(wide), heads, axis=2) for x in (k, v))
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q.astype(wide), k) * how.scale
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q.astype(wide), k) * config.scale
         scores = scores if bias is None else scores + arguments.like(bias, scores)
-        if how.is_causal:
+        if config.is_causal:
             scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf)
         peak = jax.lax.stop_gradient(scores.max(-1, keepdims=True, initial=-jnp.inf))
         weights = jnp.exp(scores - jnp.where(jnp.isneginf(peak), 0, peak))

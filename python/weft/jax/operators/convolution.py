@@ -71,33 +71,33 @@ class _Epilogue(NamedTuple):
 # ---- Drawing -----------------------------------------------------------------------------------------------
 
 
-def _read(d: Drawing, at: int, how: _Geometry, i: int) -> Tensor:
-    return d.read(at, *how.shown(i, d.arguments[at].shape))
+def _read(d: Drawing, at: int, config: _Geometry, i: int) -> Tensor:
+    return d.read(at, *config.shown(i, d.arguments[at].shape))
 
 
-def _draw(d: Drawing, how: _Geometry, type_: Any, epilogue: _Epilogue) -> None:
+def _draw(d: Drawing, config: _Geometry, type_: Any, epilogue: _Epilogue) -> None:
     """Arguments: the image and the filters, then the bias if there is one."""
-    g, shape = d.graph, how.result_shape(d.arguments[0].shape, d.arguments[1].shape)
-    y = g.conv_fprop(_read(d, 0, how, 0), _read(d, 1, how, 1), **how.options())
+    g, shape = d.graph, config.result_shape(d.arguments[0].shape, d.arguments[1].shape)
+    y = g.conv_fprop(_read(d, 0, config, 0), _read(d, 1, config, 1), **config.options())
     if epilogue.has_bias:
-        y = g.bias(y, d.read(2, [1, *d.arguments[2].shape, *[1] * len(how.stride)]))
+        y = g.bias(y, d.read(2, [1, *d.arguments[2].shape, *[1] * len(config.stride)]))
     given, y = y, activations.draw(g, epilogue.activation, y)
     for each in (y, given) if epilogue.is_kept else (y,):
-        d.write(each, Form(shape, type_), *how.shown(2, shape))
+        d.write(each, Form(shape, type_), *config.shown(2, shape))
 
 
-def _draw_image(d: Drawing, how: _Geometry, shape: tuple[int, ...], type_: Any) -> None:
+def _draw_image(d: Drawing, config: _Geometry, shape: tuple[int, ...], type_: Any) -> None:
     """Arguments: the gradient of the result and the filters. shape: the shape of the image; its batch size is
     ignored."""
     shape = (d.arguments[0].shape[0], *shape[1:])
-    dx = d.graph.conv_dgrad(_read(d, 0, how, 2), _read(d, 1, how, 1), **how.options())
-    d.write(dx, Form(shape, type_), *how.shown(0, shape))
+    dx = d.graph.conv_dgrad(_read(d, 0, config, 2), _read(d, 1, config, 1), **config.options())
+    d.write(dx, Form(shape, type_), *config.shown(0, shape))
 
 
-def _draw_filters(d: Drawing, how: _Geometry, shape: tuple[int, ...], type_: Any) -> None:
+def _draw_filters(d: Drawing, config: _Geometry, shape: tuple[int, ...], type_: Any) -> None:
     """Arguments: the image and the gradient of the result."""
-    dw = d.graph.conv_wgrad(_read(d, 0, how, 0), _read(d, 1, how, 2), **how.options())
-    d.write(dw, Form(shape, type_), *how.shown(1, shape))
+    dw = d.graph.conv_wgrad(_read(d, 0, config, 0), _read(d, 1, config, 2), **config.options())
+    d.write(dw, Form(shape, type_), *config.shown(1, shape))
 
 
 _forward = Operator("conv", _draw, rows=[0], stands_for=(jax.lax.conv_general_dilated_p, {}))
@@ -153,26 +153,26 @@ class _Conv(Function):
             return self.plain(options, *arrays)
         return self.apply(options, *arrays)
 
-    def forward(self, how: _How, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
+    def forward(self, config: _How, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
         x, w, bias = arrays
-        is_kept = is_training and how.activation is not None
-        epilogue = _Epilogue(bias is not None, how.activation, is_kept)
+        is_kept = is_training and config.activation is not None
+        epilogue = _Epilogue(bias is not None, config.activation, is_kept)
         type_ = np.dtype(jnp.promote_types(x.dtype, w.dtype))
         given = (each for each in arrays if each is not None)
-        y, *saved = call(_forward, *given, attributes=(how.geometry, type_, epilogue))
+        y, *saved = call(_forward, *given, attributes=(config.geometry, type_, epilogue))
         return y, tuple(saved)
 
-    def backward(self, how: _How, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
+    def backward(self, config: _How, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
         x, w, bias = arrays
-        axis = how.geometry.layouts[2].index("C")
+        axis = config.geometry.layouts[2].index("C")
         given = saved[0] if saved else None
-        dz, dbias = activations.backward(how.activation, dy, given, bias if wanted[2] else None, axis)
-        dx = call(_image, dz, w, attributes=(how.geometry, x.shape, x.dtype))[0] if wanted[0] else None
-        dw = call(_filters, x, dz, attributes=(how.geometry, w.shape, w.dtype))[0] if wanted[1] else None
+        dz, dbias = activations.backward(config.activation, dy, given, bias if wanted[2] else None, axis)
+        dx = call(_image, dz, w, attributes=(config.geometry, x.shape, x.dtype))[0] if wanted[0] else None
+        dw = call(_filters, x, dz, attributes=(config.geometry, w.shape, w.dtype))[0] if wanted[1] else None
         return [dx, dw, dbias]
 
-    def plain(self, how: _How, *arrays: Any) -> Any:
-        (x, w, bias), geometry = arrays, how.geometry
+    def plain(self, config: _How, *arrays: Any) -> Any:
+        (x, w, bias), geometry = arrays, config.geometry
         type_ = jnp.promote_types(x.dtype, w.dtype)
         image, filters, result = geometry.layouts
         x, w = (each.astype(arguments.wide(type_)) for each in (x, w))
@@ -183,7 +183,7 @@ class _Conv(Function):
         )  # fmt: skip
         if bias is not None:
             y = y + arguments.like(bias, y).reshape([-1 if letter == "C" else 1 for letter in result])
-        y = activations.plain(how.activation, y)
+        y = activations.plain(config.activation, y)
         return y.astype(type_) if jnp.issubdtype(type_, jnp.inexact) else y
 
 
@@ -245,9 +245,9 @@ def _geometry(options: _Options, x: Any, w: Any, bias: Any) -> _Geometry:
     _check_channels(layouts, x, w, bias)
     stride = _each("strides", options.strides, rank)
     gaps = _each("dilation", options.dilation, rank)
-    how = _Geometry(layouts, stride, ((0, 0),) * rank, gaps)
-    image, taps = how.shown(0, x.shape)[0][2:], how.shown(1, w.shape)[0][2:]
-    return how._replace(padding=_padding(options.padding, image, taps, stride, gaps))
+    config = _Geometry(layouts, stride, ((0, 0),) * rank, gaps)
+    image, taps = config.shown(0, x.shape)[0][2:], config.shown(1, w.shape)[0][2:]
+    return config._replace(padding=_padding(options.padding, image, taps, stride, gaps))
 
 
 def _layouts(given: tuple[str, ...] | None, x: Any, w: Any) -> tuple[str, str, str]:
@@ -271,15 +271,15 @@ def _layouts(given: tuple[str, ...] | None, x: Any, w: Any) -> tuple[str, str, s
 
 
 def _check_channels(layouts: tuple[str, str, str], x: Any, w: Any, bias: Any) -> None:
-    channels, own = x.shape[layouts[0].index("C")], w.shape[layouts[1].index("I")]
+    channels, filter_channels = x.shape[layouts[0].index("C")], w.shape[layouts[1].index("I")]
     count = w.shape[layouts[1].index("O")]
-    groups = channels // own if own else 1
-    if groups < 1 or channels != groups * own or count % groups:
+    groups = channels // filter_channels if filter_channels else 1
+    if groups < 1 or channels != groups * filter_channels or count % groups:
         raise arguments.refuse(
             "conv", "the channels of x and w do not fit",
             "C to be a multiple of I, and O of the number of groups, C / I",
-            f"C = {channels} (x is {layouts[0]}, {arguments.shown(x)}), I = {own} and O = {count} "
-            f"(w is {layouts[1]}, {arguments.shown(w)})",
+            f"C = {channels} (x is {layouts[0]}, {arguments.shown(x)}), I = {filter_channels} and "
+            f"O = {count} (w is {layouts[1]}, {arguments.shown(w)})",
             "Check dimension_numbers and the shapes.",
         )  # fmt: skip
     taps = [n for letter, n in zip(layouts[1], w.shape, strict=True) if letter not in "OI"]

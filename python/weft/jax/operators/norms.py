@@ -27,11 +27,11 @@ def _statistics(d: Drawing) -> Form:
     return Form(d.arguments[0].shape[:1], np.dtype(np.float64 if is_double(d.arguments) else np.float32))
 
 
-def _draw(name: str, d: Drawing, given: tuple[bool, bool], epsilon: float, is_training: bool) -> None:
+def _draw(name: str, d: Drawing, presence: tuple[bool, bool], epsilon: float, is_training: bool) -> None:
     """Arguments: x, then the scale and the bias if given."""
     rows, n = d.arguments[0].shape
-    places = iter(range(1, 3))
-    scale, bias = (d.read(next(places), [1, n]) if is_given else None for is_given in given)
+    positions = iter(range(1, 3))
+    scale, bias = (d.read(next(positions), [1, n]) if is_given else None for is_given in presence)
     phase = norm_forward_phase.TRAINING if is_training else norm_forward_phase.INFERENCE
     norm = d.graph.layernorm if name == "layer_norm" else d.graph.rmsnorm
     y, *statistics = norm(phase, d.read(0), scale, bias, d.number(epsilon))
@@ -40,21 +40,21 @@ def _draw(name: str, d: Drawing, given: tuple[bool, bool], epsilon: float, is_tr
         d.write(each, _statistics(d), [rows, 1])
 
 
-def _draw_backward(name: str, d: Drawing, given: tuple[bool, bool]) -> None:
+def _draw_backward(name: str, d: Drawing, presence: tuple[bool, bool]) -> None:
     """Arguments: dy, x, the statistics, then the scale if given."""
     rows, n = d.arguments[1].shape
     count = STATISTICS[name]
     statistics = [d.read(2 + i, [rows, 1]) for i in range(count)]
-    scale = d.read(2 + count, [1, n]) if given[0] else None
+    scale = d.read(2 + count, [1, n]) if presence[0] else None
     dy, x = d.read(0), d.read(1)
     results: Any
     if name == "layer_norm":
         results = d.graph.layernorm_backward(dy, x, scale, statistics[0], statistics[1])
     else:
-        results = d.graph.rmsnorm_backward(dy, x, scale, statistics[0], given[1])
+        results = d.graph.rmsnorm_backward(dy, x, scale, statistics[0], presence[1])
     dx, *others = results
     d.write(dx, d.arguments[1])
-    for i, is_given in enumerate(given):
+    for i, is_given in enumerate(presence):
         if is_given:
             d.write(others[i], Form((n,), _statistics(d).dtype), [1, n])
 
@@ -95,29 +95,29 @@ class _Norm(Function):
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         return self.apply(options, rows, scale, bias).reshape(x.shape)
 
-    def forward(self, how: float, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
-        given = (arrays[1] is not None, arrays[2] is not None)
+    def forward(self, config: float, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
+        presence = (arrays[1] is not None, arrays[2] is not None)
         y, *statistics = call(
             _forward[self.name],
             *(x for x in arrays if x is not None),
-            attributes=(given, how, is_training),
+            attributes=(presence, config, is_training),
         )
         return y, tuple(statistics)
 
-    def backward(self, how: float, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
+    def backward(self, config: float, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
         x, scale, bias = arrays
-        given = (scale is not None, bias is not None)
-        operator = (_backward if any(given) else _backward_plain)[self.name]
-        dx, *sums = call(operator, dy, x, *saved, *([scale] if given[0] else []), attributes=(given,))
+        presence = (scale is not None, bias is not None)
+        operator = (_backward if any(presence) else _backward_plain)[self.name]
+        dx, *sums = call(operator, dy, x, *saved, *([scale] if presence[0] else []), attributes=(presence,))
         each = iter(sums)
         return [dx, *(None if p is None else next(each).astype(p.dtype) for p in (scale, bias))]
 
-    def plain(self, how: float, *arrays: Any) -> Any:
+    def plain(self, config: float, *arrays: Any) -> Any:
         x, scale, bias = arrays
         y = x.astype(arguments.wide(x.dtype))
         if self.name == "layer_norm":
             y = y - y.mean(-1, keepdims=True)
-        y = y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True) + how)
+        y = y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True) + config)
         y = y if scale is None else y * arguments.like(scale, y)
         return (y if bias is None else y + arguments.like(bias, y)).astype(x.dtype)
 

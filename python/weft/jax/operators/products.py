@@ -41,21 +41,21 @@ def _matrix(d: Drawing, i: int, rank: int, is_turned: bool) -> Tensor:
     return d.read(i, shape, steps)
 
 
-def _draw(d: Drawing, turned: tuple[bool, bool], type_: np.dtype[Any], how: _Epilogue) -> None:
+def _draw(d: Drawing, turned: tuple[bool, bool], type_: np.dtype[Any], config: _Epilogue) -> None:
     """Arguments: a, b, then the residual and the bias, [1, n], if given."""
     g, rank = d.graph, max(len(each.shape) for each in d.arguments)
     a, b = (_matrix(d, i, rank, turned[i]) for i in (0, 1))
     batch = np.broadcast_shapes(*(each.shape[:-2] for each in d.arguments))
     form = Form((*batch, a.dims[-2], b.dims[-1]), type_)
     y = g.matmul(a, b)
-    if how.has_bias:
-        y = g.add(y, _matrix(d, 2 + how.has_residual, rank, False))
+    if config.has_bias:
+        y = g.add(y, _matrix(d, 2 + config.has_residual, rank, False))
     given = y
-    y = activations.draw(g, how.activation, y)
-    if how.has_residual:
+    y = activations.draw(g, config.activation, y)
+    if config.has_residual:
         y = g.add(y, _matrix(d, 2, rank, False))
     d.write(y, form)
-    if how.is_kept:
+    if config.is_kept:
         d.write(given, form)
 
 
@@ -103,17 +103,17 @@ class _Matmul(Function):
     def local(self, options: None, *arrays: Any) -> Any:
         return self.apply(None, *arrays)
 
-    def forward(self, how: None, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
+    def forward(self, config: None, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
         a, b = arrays
         return _multiply(a, b, jnp.promote_types(a.dtype, b.dtype)), ()
 
-    def backward(self, how: None, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
+    def backward(self, config: None, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
         a, b = arrays
         da = _summed(_multiply(dy, b, a.dtype, turn_b=True), a.shape) if wanted[0] else None
         db = _summed(_multiply(a, dy, b.dtype, turn_a=True), b.shape) if wanted[1] else None
         return [da, db]
 
-    def plain(self, how: None, *arrays: Any) -> Any:
+    def plain(self, config: None, *arrays: Any) -> Any:
         type_ = jnp.promote_types(*(x.dtype for x in arrays))
         return jnp.matmul(*arrays, preferred_element_type=arguments.wide(type_)).astype(type_)
 
@@ -184,29 +184,31 @@ class _Linear(Function):
         bias = None if bias is None else bias.reshape(1, w.shape[1])
         return self.apply(options, x.reshape(count, x.shape[-1]), w, bias, rows).reshape(shape)
 
-    def forward(self, how: str | None, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
+    def forward(self, config: str | None, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
         x, w, bias, residual = arrays
-        is_kept = is_training and how is not None
-        epilogue = _Epilogue(residual is not None, bias is not None, how, is_kept)
+        is_kept = is_training and config is not None
+        epilogue = _Epilogue(residual is not None, bias is not None, config, is_kept)
         operator = _linear_rows if residual is None else _linear_residual
         type_ = np.dtype(jnp.promote_types(x.dtype, w.dtype))
         given = [x, w, *(each for each in (residual, bias) if each is not None)]
         y, *saved = call(operator, *given, attributes=((False, False), type_, epilogue))
         return y, tuple(saved)
 
-    def backward(self, how: str | None, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
+    def backward(
+        self, config: str | None, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any
+    ) -> list[Any]:
         x, w, bias, residual = arrays
         given = saved[0] if saved else None
-        dz, dbias = activations.backward(how, dy, given, bias if wanted[2] else None)
+        dz, dbias = activations.backward(config, dy, given, bias if wanted[2] else None)
         dx = _multiply(dz, w, x.dtype, turn_b=True) if wanted[0] else None
         dw = _multiply(x, dz, w.dtype, turn_a=True) if wanted[1] else None
         return [dx, dw, dbias, None if residual is None else dy.astype(residual.dtype)]
 
-    def plain(self, how: str | None, *arrays: Any) -> Any:
+    def plain(self, config: str | None, *arrays: Any) -> Any:
         x, w, bias, residual = arrays
         type_ = jnp.promote_types(x.dtype, w.dtype)
         y = jnp.matmul(x, w, preferred_element_type=arguments.wide(type_))
-        y = activations.plain(how, y if bias is None else y + arguments.like(bias, y))
+        y = activations.plain(config, y if bias is None else y + arguments.like(bias, y))
         y = y if residual is None else y + arguments.like(residual, y)
         return y.astype(type_) if jnp.issubdtype(type_, jnp.inexact) else y
 

@@ -60,14 +60,14 @@ class _Softmax(Function):
         before, behind = math.prod(x.shape[:options]), math.prod(x.shape[options + 1 :])
         return self.apply(None, x.reshape(before, x.shape[options], behind)).reshape(x.shape)
 
-    def forward(self, how: None, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
+    def forward(self, config: None, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
         y = call(_forward[self.name], *arrays)[0]
         return y, (y,) if is_training else ()
 
-    def backward(self, how: None, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
+    def backward(self, config: None, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
         return [call(_backward[self.name], dy, *saved)[0]]
 
-    def plain(self, how: None, *arrays: Any) -> Any:
+    def plain(self, config: None, *arrays: Any) -> Any:
         (x,) = arrays
         return getattr(jax.nn, self.name)(x.astype(arguments.wide(x.dtype)), AXIS).astype(x.dtype)
 

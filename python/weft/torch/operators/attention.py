@@ -91,9 +91,9 @@ def attend(
     with_statistics: bool = True,
 ) -> None:
     """Draws attention: the output as result 0 and the statistics as result 1."""
-    how = _options(d, q, mask, dropout, causal, scale, seed)
+    options = _options(d, q, mask, dropout, causal, scale, seed)
     ends = (_read(d, q), _read_heads(d, k), _read_heads(d, v))
-    o, statistics = d.graph.sdpa(*ends, generate_stats=with_statistics, **how)
+    o, statistics = d.graph.sdpa(*ends, generate_stats=with_statistics, **options)
     _write(d, 0, o)
     if with_statistics:
         d.write(1, statistics, *_statistics(d.outputs[1]))
@@ -115,13 +115,13 @@ def attend_backward(
     wants_mask: bool = False,
 ) -> None:
     """Draws the gradients of q, k and v, and that of the mask as result 3."""
-    how = _options(d, q, mask, dropout, causal, scale, seed)
-    how["dBias"] = d.graph.tensor(how["bias"].get_dim()) if wants_mask else None
+    options = _options(d, q, mask, dropout, causal, scale, seed)
+    options["dBias"] = d.graph.tensor(options["bias"].get_dim()) if wants_mask else None
     ends: Any = [*(_read(d, each) for each in (q, k, v, o, do)), d.read(lse, *_statistics(lse))]
-    for i, result in enumerate(d.graph.sdpa_backward(*ends, **how)):
+    for i, result in enumerate(d.graph.sdpa_backward(*ends, **options)):
         _write(d, i, result)
     if wants_mask:
-        d.write(3, how["dBias"], *_four_dims(d.outputs[3]))
+        d.write(3, options["dBias"], *_four_dims(d.outputs[3]))
 
 
 # ---- The operator ----
@@ -159,14 +159,14 @@ def _sdpa(
     attend(d, q, k, v, mask, dropout, causal, scale, seed, with_statistics)
 
 
-def _fake_backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, mask: Any, *how: Any) -> Any:
+def _fake_backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, mask: Any, *options: Any) -> Any:
     """Returns results in torch's layouts. On the CPU, torch's flash attention stores the heads of a row next
     to each other; its decomposition into products returns packed results, with the gradient of the keys
     transposed."""
-    dmask = torch.empty_like(mask) if how[-1] else None
+    dmask = torch.empty_like(mask) if options[-1] else None
     if q.device.type == "cuda":
         return (*map(torch.empty_like, (q, k, v)), dmask)
-    if q.ndim == 4 and all(each.stride(-1) == 1 for each in (q, k, v)) and not (how[0] or how[-1]):
+    if q.ndim == 4 and all(each.stride(-1) == 1 for each in (q, k, v)) and not (options[0] or options[-1]):
         return (*(each.new_empty(each.transpose(1, 2).shape).transpose(1, 2) for each in (q, k, v)), dmask)
     return q.new_empty(q.shape), k.new_empty(k.mT.shape).mT, v.new_empty(v.shape), dmask
 
@@ -183,7 +183,7 @@ def _sdpa_backward(d: Drawing, *arguments: Any) -> None:
 
 
 def _keep_sdpa(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, mask, *ctx.how, _, seed, with_statistics = inputs
+    q, k, v, mask, *ctx.options, _, seed, with_statistics = inputs
     if not with_statistics:
         raise NotSupportedError("sdpa: gradients need the statistics. Leave compute_logsumexp true.")
     ctx.set_materialize_grads(False)
@@ -213,7 +213,7 @@ def _grad_sdpa(ctx: Any, do: Any, dlse: Any) -> Any:
     wants_mask = mask is not None and ctx.needs_input_grad[3]
     # The autograd node of the expand sums the gradient of an expanded mask.
     mask = mask.contiguous() if wants_mask else mask
-    ends = (do, q, k, v, o, lse, mask, *ctx.how, seed, wants_mask)
+    ends = (do, q, k, v, o, lse, mask, *ctx.options, seed, wants_mask)
     dq, dk, dv, dmask = OPERATORS["sdpa_backward"].apply(*ends)
     return dq, dk, dv if dlse is None else dv[..., :size], dmask if wants_mask else None, *[None] * 6
 

@@ -160,8 +160,8 @@ def _keep_batch_norm(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _grad_batch_norm(ctx: Any, dy: Any, *_: Any) -> Any:
     wanted = [*ctx.needs_input_grad[:3]]
-    how = ctx.training, ctx.epsilon, wanted
-    grads = OPERATORS["batch_norm_backward"].apply(dy, *ctx.saved_tensors, *how)
+    options = ctx.training, ctx.epsilon, wanted
+    grads = OPERATORS["batch_norm_backward"].apply(dy, *ctx.saved_tensors, *options)
     return (*(g if w else None for g, w in zip(grads, wanted, strict=True)), *[None] * 5)
 
 
@@ -187,22 +187,22 @@ differentiable("batch_norm", _keep_batch_norm, _grad_batch_norm, _reference)
 # ---- Replacements of torch's operators ----
 
 
-def _in_place(d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *how: Any) -> None:
+def _in_place(d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *options: Any) -> None:
     """Updates the running statistics in place, as native_batch_norm does."""
-    after = _after(d, x, weight, bias, mean, variance, *how)
+    after = _after(d, x, weight, bias, mean, variance, *options)
     if after:
         d.overwrite(mean, after[3], _channels(x))
         d.overwrite(variance, after[4], _channels(x))
 
 
-def draw_without_running(d: Drawing, x: Any, weight: Any, bias: Any, *how: Any) -> None:
+def draw_without_running(d: Drawing, x: Any, weight: Any, bias: Any, *options: Any) -> None:
     """Draws instance norm as torch decomposes it: batch norm with the batch's own statistics, which are not
     stored."""
-    _after(d, x, weight, bias, None, None, *how)
+    _after(d, x, weight, bias, None, None, *options)
 
 
-def _fake_without_running(x: Any, weight: Any, bias: Any, *how: Any) -> Any:
-    return _fake_batch_norm(x, weight, bias, None, None, *how)[:3]
+def _fake_without_running(x: Any, weight: Any, bias: Any, *options: Any) -> Any:
+    return _fake_batch_norm(x, weight, bias, None, None, *options)[:3]
 
 
 def _stands(twin: Any, draw: Draw, fake: Any, rule: Rule) -> None:

@@ -85,8 +85,8 @@ def _grad(ctx: Any, dy: Any) -> Any:
     needs = ctx.needs_input_grad  # one per argument that the call passed
     wanted = [*needs, False][:3]
     gradients = torch.ops.weft.causal_conv1d_backward(dy, *ctx.saved_tensors, ctx.activation, wanted)
-    found = [g if is_wanted else None for g, is_wanted in zip(gradients, wanted, strict=True)]
-    return (*found, None)[: len(needs)]
+    results = [g if is_wanted else None for g, is_wanted in zip(gradients, wanted, strict=True)]
+    return (*results, None)[: len(needs)]
 
 
 def _reference(x: Any, weight: Any, bias: Any, activation: str) -> Any:

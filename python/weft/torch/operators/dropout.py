@@ -25,8 +25,8 @@ def _fake_dropout(x: Any, p: float, seed: Any) -> Any:
 def _dropout(d: Drawing, x: Any, p: float, seed: Any) -> None:
     g, image = d.graph, d.read(x)
     chosen = d.read(seed, [1] * max(x.ndim, 1))
-    kept = g.rng(chosen, None, rng_distribution.BERNOULLI, 1 - p).set_dim(image.get_dim())
-    d.write(0, g.mul(image, g.mul(kept, d.number(1 / (1 - p) if p < 1 else 0.0))))
+    keep_mask = g.rng(chosen, None, rng_distribution.BERNOULLI, 1 - p).set_dim(image.get_dim())
+    d.write(0, g.mul(image, g.mul(keep_mask, d.number(1 / (1 - p) if p < 1 else 0.0))))
 
 
 def _keep_dropout(ctx: Any, inputs: Any, output: Any) -> None:

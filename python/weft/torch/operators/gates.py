@@ -76,7 +76,7 @@ def _gelu(approximate: str) -> str:
 
 
 def _keep_gated(ctx: Any, inputs: Any, output: Any) -> None:
-    gate, up, *ctx.how = inputs
+    gate, up, *ctx.options = inputs
     ctx.save_for_backward(gate, up)
 
 
@@ -85,7 +85,7 @@ def _grad_swiglu(ctx: Any, dy: Any) -> Any:
 
 
 def _grad_geglu(ctx: Any, dy: Any) -> Any:
-    return *OPERATORS["geglu_backward"].apply(dy, *ctx.saved_tensors, *ctx.how), None
+    return *OPERATORS["geglu_backward"].apply(dy, *ctx.saved_tensors, *ctx.options), None
 
 
 def _swiglu_reference(gate: Any, up: Any) -> Any:

@@ -137,8 +137,8 @@ def _cross_entropy(
     rows = _rows(d, scores, x, target, weight, ignored)
     most = g.reduction(scores, "MAX", dims=[CLASS])
     log_sum = g.log(g.reduction(g.exp(g.sub(scores, most)), "ADD", dims=[CLASS]))
-    own = g.reduction(g.binary_select(scores, d.number(-torch.inf), rows.hit), "MAX", dims=[CLASS])
-    row = g.sub(log_sum, g.sub(own, most))
+    label_score = g.reduction(g.binary_select(scores, d.number(-torch.inf), rows.hit), "MAX", dims=[CLASS])
+    row = g.sub(log_sum, g.sub(label_score, most))
     if weight is not None:
         row = g.mul(row, _weight_of_row(d, rows))
     if smoothing:
@@ -181,14 +181,14 @@ def _cross_entropy_backward(
     rows = _rows(d, scores, x, target, weight, ignored)
     below = g.sub(scores, d.read(most, *_of_rows(most)))
     p = g.exp(g.sub(below, d.read(log_sum, *_of_rows(log_sum))))
-    own = g.binary_select(d.number(1 - smoothing), d.number(0), rows.hit)
-    gradient = g.sub(p if not smoothing else g.mul(p, d.number(1 - smoothing)), own)
+    label_share = g.binary_select(d.number(1 - smoothing), d.number(0), rows.hit)
+    gradient = g.sub(p if not smoothing else g.mul(p, d.number(1 - smoothing)), label_share)
     if weight is not None:
         gradient = g.mul(gradient, _weight_of_row(d, rows))
     if smoothing:
-        share, whole = rows.weights, d.number(classes)
+        share, total_share = rows.weights, d.number(classes)
         if share is None:
-            smooth = g.sub(g.mul(p, whole), d.number(1))
+            smooth = g.sub(g.mul(p, total_share), d.number(1))
         else:
             smooth = g.sub(g.mul(p, g.reduction(share, "ADD", dims=[CLASS])), share)
         gradient = g.add(gradient, g.mul(smooth, d.number(smoothing / classes)))
@@ -197,14 +197,14 @@ def _cross_entropy_backward(
 
 
 def _keep_cross_entropy(ctx: Any, inputs: Any, output: Any) -> None:
-    x, target, weight, *ctx.how = inputs
+    x, target, weight, *ctx.options = inputs
     ctx.save_for_backward(x, target, weight, *output[1:])
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _grad_cross_entropy(ctx: Any, dloss: Any, *_: Any) -> Any:
     x, target, weight, *sums = ctx.saved_tensors
-    dx = OPERATORS["cross_entropy_backward"].apply(dloss, x, target, weight, *ctx.how, *sums)
+    dx = OPERATORS["cross_entropy_backward"].apply(dloss, x, target, weight, *ctx.options, *sums)
     return dx, *[None] * 5
 
 
@@ -279,8 +279,8 @@ def _refuse_unknown(loss: Any, target: Any, classes: int, ignored: int) -> None:
 def _nll_loss(d: Drawing, x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> None:
     g, scores = d.graph, d.read(x, *_shown(x))
     rows = _rows(d, scores, x, target, weight, ignored)
-    own = g.reduction(g.binary_select(scores, d.number(-torch.inf), rows.hit), "MAX", dims=[CLASS])
-    row = g.neg(own) if weight is None else g.neg(g.mul(own, _weight_of_row(d, rows)))
+    label_score = g.reduction(g.binary_select(scores, d.number(-torch.inf), rows.hit), "MAX", dims=[CLASS])
+    row = g.neg(label_score) if weight is None else g.neg(g.mul(label_score, _weight_of_row(d, rows)))
     _write_loss(d, row, rows, reduction, target)
 
 
@@ -296,7 +296,7 @@ def _nll_loss_backward(
 
 
 def _keep_nll_loss(ctx: Any, inputs: Any, output: Any) -> None:
-    x, target, weight, *ctx.how = inputs
+    x, target, weight, *ctx.options = inputs
     ctx.save_for_backward(x, target, weight, output[1])
     ctx.mark_non_differentiable(output[1])
 
@@ -308,7 +308,7 @@ def _define(name: str, twins: Sequence[Any]) -> None:
 
     def grad(ctx: Any, dloss: Any, _: Any) -> Any:
         x, target, weight, total = ctx.saved_tensors
-        return backward(dloss, x, target, weight, *ctx.how, total), *[None] * 4
+        return backward(dloss, x, target, weight, *ctx.options, total), *[None] * 4
 
     differentiable(name, _keep_nll_loss, grad)
 

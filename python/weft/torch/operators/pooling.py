@@ -44,13 +44,13 @@ def _windows(
 # ---- The maximum ----
 
 
-def _maximum(x: Any, y: Any, rank: int, how: Sequence[Any]) -> dict[str, Any]:
-    window, stride, padding, dilation, _ = how
+def _maximum(x: Any, y: Any, rank: int, options: Sequence[Any]) -> dict[str, Any]:
+    window, stride, padding, dilation, _ = options
     return {**_windows(x, y, rank, window, stride, padding, dilation), "mode": resample_mode.MAXPOOL}
 
 
-def _max_pool(rank: int, d: Drawing, x: Any, *how: Any) -> None:
-    geometry = _maximum(x, d.outputs[0], rank, how)
+def _max_pool(rank: int, d: Drawing, x: Any, *options: Any) -> None:
+    geometry = _maximum(x, d.outputs[0], rank, options)
     y, index = d.graph.resample(d.read(x, *_batched(x, rank)), generate_index=True, **geometry)
     d.write(0, y, *_batched(d.outputs[0], rank))
     d.write(1, _position(d, index, x.shape[-rank:], geometry), *_batched(d.outputs[1], rank))
@@ -59,37 +59,42 @@ def _max_pool(rank: int, d: Drawing, x: Any, *how: Any) -> None:
 def _position(d: Drawing, index: Tensor, extents: Sequence[int], geometry: dict[str, Any]) -> Tensor:
     """Converts the index of a maximum within its window to the index within its plane; both are row-major."""
     # Floats represent integers exactly up to 2^24, and are faster as long as all vectors are floats.
-    g, whole = d.graph, {"compute_data_type": torch.float32 if math.prod(extents) <= 2**24 else torch.float64}
+    g, compute_type = (
+        d.graph,
+        {"compute_data_type": torch.float32 if math.prod(extents) <= 2**24 else torch.float64},
+    )
     window, gaps, rank = geometry["window"], geometry["dilation"], len(extents)
-    place: Tensor | None = None
+    position: Tensor | None = None
     for i in range(rank):
         inner = math.prod(window[i + 1 :])
-        within = g.floor(g.div(index, inner, **whole), **whole) if inner > 1 else index
-        within = g.mod(within, window[i], **whole) if i else within
-        within = g.mul(within, gaps[i], **whole) if gaps[i] > 1 else within
-        start = g.mul(g.gen_index(index, 2 + i, **whole), geometry["stride"][i], **whole)
-        along = g.sub(g.add(start, within, **whole), geometry["pre_padding"][i], **whole)
-        place = g.add(g.mul(place, extents[i], **whole), along, **whole) if place else along
-    assert place is not None
-    return place
+        within = g.floor(g.div(index, inner, **compute_type), **compute_type) if inner > 1 else index
+        within = g.mod(within, window[i], **compute_type) if i else within
+        within = g.mul(within, gaps[i], **compute_type) if gaps[i] > 1 else within
+        start = g.mul(g.gen_index(index, 2 + i, **compute_type), geometry["stride"][i], **compute_type)
+        along = g.sub(g.add(start, within, **compute_type), geometry["pre_padding"][i], **compute_type)
+        position = (
+            g.add(g.mul(position, extents[i], **compute_type), along, **compute_type) if position else along
+        )
+    assert position is not None
+    return position
 
 
-def _max_pool_backward(rank: int, d: Drawing, dy: Any, x: Any, *how: Any) -> None:
+def _max_pool_backward(rank: int, d: Drawing, dy: Any, x: Any, *options: Any) -> None:
     # torch's indices refer to the plane, so the first maximum is recomputed.
-    geometry = _maximum(x, dy, rank, how[:-1])
+    geometry = _maximum(x, dy, rank, options[:-1])
     loss, image = (d.read(each, *_batched(each, rank)) for each in (dy, x))
     d.write(0, d.graph.resample_backward(loss, input=image, **geometry), *_batched(d.outputs[0], rank))
 
 
 def _keep_max_pool(ctx: Any, inputs: Any, output: Any) -> None:
-    x, *ctx.how = inputs
+    x, *ctx.options = inputs
     ctx.save_for_backward(x, output[1])
     ctx.mark_non_differentiable(output[1])
 
 
 def _grad_max_pool(backward: Any, ctx: Any, dy: Any, _: Any) -> Any:
     x, indices = ctx.saved_tensors
-    return backward(dy, x, *ctx.how, indices), *[None] * 5
+    return backward(dy, x, *ctx.options, indices), *[None] * 5
 
 
 # ---- The maximum without its index ----
@@ -97,22 +102,22 @@ def _grad_max_pool(backward: Any, ctx: Any, dy: Any, _: Any) -> Any:
 _HOW = "int[] kernel_size, int[] stride, int[] padding, int[] dilation, bool ceil_mode"
 
 
-def _max_pool_values(rank: int, d: Drawing, x: Any, *how: Any) -> None:
-    y = d.graph.resample(d.read(x, *_batched(x, rank)), **_maximum(x, d.outputs[0], rank, how))[0]
+def _max_pool_values(rank: int, d: Drawing, x: Any, *options: Any) -> None:
+    y = d.graph.resample(d.read(x, *_batched(x, rank)), **_maximum(x, d.outputs[0], rank, options))[0]
     d.write(0, y, *_batched(d.outputs[0], rank))
 
 
-def _max_pool_values_backward(rank: int, d: Drawing, dy: Any, x: Any, *how: Any) -> None:
-    _max_pool_backward(rank, d, dy, x, *how, None)
+def _max_pool_values_backward(rank: int, d: Drawing, dy: Any, x: Any, *options: Any) -> None:
+    _max_pool_backward(rank, d, dy, x, *options, None)
 
 
 def _keep_values(ctx: Any, inputs: Any, output: Any) -> None:
-    x, *ctx.how = inputs
+    x, *ctx.options = inputs
     ctx.save_for_backward(x)
 
 
 def _grad_values(backward: Any, ctx: Any, dy: Any) -> Any:
-    return backward(dy, ctx.saved_tensors[0], *ctx.how), *[None] * 5
+    return backward(dy, ctx.saved_tensors[0], *ctx.options), *[None] * 5
 
 
 def _define_values(rank: int, name: str) -> None:
@@ -123,8 +128,8 @@ def _define_values(rank: int, name: str) -> None:
     def maxima(*given: Any) -> Any:
         return both(*given)[0]
 
-    def backward_reference(dy: Any, x: Any, *how: Any) -> Any:
-        return gradients(lambda x: maxima(x, *how), (x,), dy, (True,))[0]
+    def backward_reference(dy: Any, x: Any, *options: Any) -> Any:
+        return gradients(lambda x: maxima(x, *options), (x,), dy, (True,))[0]
 
     operator(name, schema=schema, fake=maxima)(partial(_max_pool_values, rank))
     schema = f"(Tensor grad_output, Tensor input, {_HOW}) -> Tensor"
@@ -150,38 +155,38 @@ def _like_input(_: Any, x: Any, *__: Any) -> Any:
 # ---- The mean ----
 
 
-def _mean(x: Any, y: Any, rank: int, how: Sequence[Any]) -> tuple[dict[str, Any], float]:
+def _mean(x: Any, y: Any, rank: int, options: Sequence[Any]) -> tuple[dict[str, Any], float]:
     """Returns Weft's options for the mean, and the factor to multiply it by."""
-    window, stride, padding, _, whole, divisor = how
+    window, stride, padding, _, counts_padding, divisor = options
     geometry, padding = _windows(x, y, rank, window, stride, padding), _each(padding, rank)
     factor = 1.0 if divisor is None else math.prod(geometry["window"]) / divisor
-    if whole and divisor is None and geometry["post_padding"] != padding:
+    if counts_padding and divisor is None and geometry["post_padding"] != padding:
         raise NotSupportedError("avg_pool: windows of ceil_mode end beyond the padding. Leave it to torch.")
-    mode = "INCLUDE" if whole or divisor is not None else "EXCLUDE"
+    mode = "INCLUDE" if counts_padding or divisor is not None else "EXCLUDE"
     return {**geometry, "mode": resample_mode[f"AVGPOOL_{mode}_PADDING"]}, factor
 
 
-def _avg_pool(rank: int, d: Drawing, x: Any, *how: Any) -> None:
-    geometry, factor = _mean(x, d.outputs[0], rank, how)
+def _avg_pool(rank: int, d: Drawing, x: Any, *options: Any) -> None:
+    geometry, factor = _mean(x, d.outputs[0], rank, options)
     y = d.graph.resample(d.read(x, *_batched(x, rank)), **geometry)[0]
     y = y if factor == 1 else d.graph.mul(y, d.number(factor))
     d.write(0, y, *_batched(d.outputs[0], rank))
 
 
-def _avg_pool_backward(rank: int, d: Drawing, dy: Any, x: Any, *how: Any) -> None:
-    geometry, factor = _mean(x, dy, rank, how)
+def _avg_pool_backward(rank: int, d: Drawing, dy: Any, x: Any, *options: Any) -> None:
+    geometry, factor = _mean(x, dy, rank, options)
     loss = d.read(dy, *_batched(dy, rank))
     loss = loss if factor == 1 else d.graph.mul(loss, d.number(factor))
     d.write(0, d.graph.resample_backward(loss, **geometry), *_batched(d.outputs[0], rank))
 
 
 def _keep_avg_pool(ctx: Any, inputs: Any, output: Any) -> None:
-    x, *ctx.how = inputs
+    x, *ctx.options = inputs
     ctx.save_for_backward(x)
 
 
 def _grad_avg_pool(backward: Any, ctx: Any, dy: Any) -> Any:
-    return backward(dy, ctx.saved_tensors[0], *ctx.how), *[None] * 6
+    return backward(dy, ctx.saved_tensors[0], *ctx.options), *[None] * 6
 
 
 def _define(name: str, twin: str, rank: int, draws: Sequence[Draw], keep: Any, grad: Any) -> None:
