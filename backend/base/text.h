@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct text {
     char *chars; /* zero-terminated; NULL before the first addition: see text_string */
@@ -33,5 +34,8 @@ void text_json_string(struct text *text, const char *string);
 /* The shortest decimal that reads back as the same double, in any locale; `null` for infinities and NaN, which JSON
    does not have. */
 void text_json_number(struct text *text, double value);
+
+/* The ending of a regular plural: empty for 1, otherwise "s". */
+static inline const char *plural(int64_t count) { return count == 1 ? "" : "s"; }
 
 #endif

@@ -44,8 +44,8 @@ static void gradients_of_doubles(struct model *m) { differentiate(m, 64, 512, 4,
 static void gradients_of_long_filters(struct model *m) { differentiate(m, 64, 512, 100, BF16, false); }
 
 static const struct family_case cases[] = {
-    {&cuda_causal, of_steps, "steps", "4 taps in registers, strips of 8 steps, 8 elements per access; 1 launches"},
-    {&cuda_causal, of_channels, "channels", "of adjacent channels, 2 elements per access; 1 launches"},
+    {&cuda_causal, of_steps, "steps", "4 taps in registers, strips of 8 steps, 8 elements per access; 1 launch"},
+    {&cuda_causal, of_channels, "channels", "of adjacent channels, 2 elements per access; 1 launch"},
     {&cuda_causal, of_odd_rows, "odd rows", "8 elements per access, shifted"},
     {&cuda_causal, of_long_filters, "long filters", "33 taps in chunks of 8"},
     {&cuda_causal, gradients_of_steps, "gradients of steps", "8 elements per access; 2 launches"},

@@ -329,9 +329,9 @@ static void depthwise_filter(struct model *m) {
 
 /* The expected kernel on sm_90. */
 static const struct family_case cases[] = {
-    {&cuda_contraction, square_bf16, "matmul 4096 bf16", "bf16 tensor cores, tiles of 128x128x32, 1 splits"},
+    {&cuda_contraction, square_bf16, "matmul 4096 bf16", "bf16 tensor cores, tiles of 128x128x32, 1 split"},
     {&cuda_contraction, linear_gelu, "linear, gelu, residual",
-     "f16 tensor cores, tiles of 128x128x32, 1 splits, epilogue: 3 operations"},
+     "f16 tensor cores, tiles of 128x128x32, 1 split, epilogue: 3 operations"},
     {&cuda_contraction, decode_splits, "matmul 1x1024x8192", "bf16 tensor cores, tiles of 32x"},
     {&cuda_contraction, float_odd, "matmul f32 odd", "f32, tiles of "},
     {&cuda_contraction, double_square, "matmul f64", "f64, tiles of "},
@@ -348,7 +348,7 @@ static const struct family_case cases[] = {
     {&cuda_contraction, data_strided, "data gradient, stride 2", "f16 tensor cores, tiles of "},
     {&cuda_contraction, data_nchw, "data gradient NCHW", "bf16 tensor cores, tiles of 128x64x32"},
     {&cuda_contraction, filter_nhwc, "filter gradient", "bf16 tensor cores, tiles of "},
-    {&cuda_contraction, depthwise, "depthwise", "f32, one thread per 8 results, 1 splits"},
+    {&cuda_contraction, depthwise, "depthwise", "f32, one thread per 8 results, 1 split"},
     {&cuda_contraction, depthwise_filter, "depthwise filter gradient", "f32, one thread per 8 results"},
 };
 
@@ -371,7 +371,7 @@ static const struct family_case hopper_cases[] = {
     {&cuda_hopper, int8_turned, "matmul int8, Hopper", "wgmma"},
     {&cuda_hopper, in_use, "matmul with overrides, Hopper", "wgmma"},
     {&cuda_hopper, prepared, "linear behind relu, Hopper", "prologue"},
-    {&cuda_hopper, two_results, "linear, relu, both kept, Hopper", "staged, epilogue: 1 operations"},
+    {&cuda_hopper, two_results, "linear, relu, both kept, Hopper", "staged, epilogue: 1 operation"},
     {&cuda_hopper, fp8_in_use, "matmul fp8 with an override, Hopper", "promoted"},
     {&cuda_hopper, forward_int8, "conv int8, Hopper", "image"},
     {&cuda_hopper, filter_narrow, "filter gradient of 40 channels, Hopper", "image of pixels"},
@@ -382,12 +382,12 @@ static const struct family_case hopper_cases[] = {
     {&cuda_hopper, data_strided_flipped, "data gradient flipped, stride 2, Hopper", "image"},
     {&cuda_packed, forward_nchw, "conv NCHW, packed", "2 tensors repacked, cuda.patch_sm90: wgmma"},
     {&cuda_packed, data_nchw, "data gradient NCHW, packed", "2 tensors repacked, cuda.patch_sm90: wgmma"},
-    {&cuda_packed, filter_nchw, "filter gradient NCHW, packed", "1 tensors repacked, cuda.hopper: wgmma"},
+    {&cuda_packed, filter_nchw, "filter gradient NCHW, packed", "1 tensor repacked, cuda.hopper: wgmma"},
     {&cuda_packed, bf16_odd, "matmul of odd sizes, packed", "2 tensors repacked, cuda.hopper: wgmma"},
-    {&cuda_packed, bf16_by_int4, "matmul bf16 by int4, packed", "1 tensors repacked, cuda.hopper: wgmma"},
+    {&cuda_packed, bf16_by_int4, "matmul bf16 by int4, packed", "1 tensor repacked, cuda.hopper: wgmma"},
     {&cuda_packed, forward_patches, "conv of patches, packed", "2 tensors repacked, taps as channels, cuda.hopper"},
     {&cuda_packed, forward_narrow, "conv in narrow groups, packed",
-     "1 tensors repacked, narrow groups merged, cuda.hopper"},
+     "1 tensor repacked, narrow groups merged, cuda.hopper"},
     {&cuda_packed, filter_narrow_groups, "filter gradient in narrow groups, packed",
      "1 tensors repacked, narrow groups merged, cuda.hopper"},
 };

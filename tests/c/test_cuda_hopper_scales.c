@@ -72,7 +72,7 @@ static const struct family_case cases[] = {
      "scaled by blocks, staged, epilogue: 0 operations"},
     {&cuda_hopper, many_tokens, "scales of many tokens", "tiles of 192x128"},
     {&cuda_hopper, weights_and_tokens, "scales of weights and tokens", "swapped"},
-    {&cuda_hopper, one_factor_and_gelu, "scales of tokens, gelu", "scaled by blocks, staged, epilogue: 1 operations"},
+    {&cuda_hopper, one_factor_and_gelu, "scales of tokens, gelu", "scaled by blocks, staged, epilogue: 1 operation"},
     {&cuda_hopper, batches, "scales in a batch", "scaled by blocks, staged"},
 };
 

@@ -119,7 +119,7 @@ static const struct family_case cases[] = {
     {&cuda_map, turn_odd_bytes, "transpose of odd rows of bytes", "transposes"},
     {&cuda_map, turn_short_rows, "transpose of short rows", "transposes"},
     {&cuda_map, turn_to_short_rows, "transpose to short rows", "transposes"},
-    {&cuda_map, turn_even, "transpose of bytes", "1 operations, tiles"},
+    {&cuda_map, turn_even, "transpose of bytes", "1 operation, tiles"},
 };
 
 /* ---- Refusals ---------------------------------------------------------------------------------------------------- */

@@ -62,7 +62,7 @@ static const struct family_case cases[] = {
     {&cuda_move, join_short_chunks, "concat of short chunks", "2 tensors joined, 4 elements at once"},
     {&cuda_move, join_odd_rows, "concat of odd rows", "2 tensors joined, 8 elements at once"},
     {&cuda_move, join_bytes, "concat of bytes", "2 tensors joined, 16 elements at once"},
-    {&cuda_move, reshape_turned, "reshape of what is not packed", "1 copies, runs of 1"},
+    {&cuda_move, reshape_turned, "reshape of what is not packed", "1 copy, runs of 1"},
     {&cuda_rng, draw_normal, "normal, odd rows", "Philox, one per store"},
     {&cuda_rng, draw_double, "normal in double", "Philox, four per store"},
     {&cuda_rng, draw_mask, "mask", "Philox, four per store"},

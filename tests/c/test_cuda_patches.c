@@ -163,7 +163,7 @@ static const struct family_case cases[] = {
     {&cuda_depthwise, causal, "4 taps along a line", "4 taps in registers"},
     {&cuda_depthwise, volume, "3x3x3", "27 taps in registers"},
     {&cuda_depthwise, volume_filter, "3x3x3, filter gradient", "27 taps in registers"},
-    {&cuda_stem, stem, "stem of 3", "tiles of 16x16, 64 filters, 49 taps of 8 channels, 1 parts"},
+    {&cuda_stem, stem, "stem of 3", "tiles of 16x16, 64 filters, 49 taps of 8 channels, 1 part"},
     {&cuda_stem, stem_data, "stem of 3, data gradient", "tiles of 8x32, 64 filters"},
     {&cuda_stem, stem_filter, "stem of 3, filter gradient",
      "tiles of 8x16, 64 filters, 49 taps of 8 channels, 132 parts"},
@@ -247,20 +247,20 @@ static void joined(struct model *m) {
 static const struct family_case patch_cases[] = {
     {&cuda_depthwise, apart_302, "3x3 stride 302", "strips of 1, 1 in a block of 32 channels"},
     {&cuda_patch_sm90, narrow, "3x3 of 64",
-     "wgmma over patches of 9x30 pixels, tiles of 7x28, 1 phases, 4 patches and 9 resident filter taps in shared "
+     "wgmma over patches of 9x30 pixels, tiles of 7x28, 1 phase, 4 patches and 9 resident filter taps in shared "
      "memory"},
     {&cuda_patch_sm90, narrow_data, "3x3 of 64, data gradient", "wgmma over patches of 9x30 pixels, tiles of 7x28"},
     {&cuda_patch_sm90, halved_data, "3x3 of 128, data gradient of stride 2",
      "wgmma over patches of 8x29 pixels, tiles of 7x28, 4 phases"},
     {&cuda_patch_sm90, narrow_end, "3x3 of 320 to 24", "wgmma over patches of "},
     {&cuda_patch_sm90, prepared, "3x3 of 64 behind relu",
-     "wgmma over patches of 10x30 pixels, tiles of 8x28, 1 phases, 4 patches and 9 resident filter taps in shared "
+     "wgmma over patches of 10x30 pixels, tiles of 8x28, 1 phase, 4 patches and 9 resident filter taps in shared "
      "memory, prologue"},
     {&cuda_patch_sm90, joined, "3x3 of 64 and another image",
-     "wgmma over patches of 9x30 pixels, tiles of 7x28, 1 phases, 3 patches and 9 resident filter taps in shared "
+     "wgmma over patches of 9x30 pixels, tiles of 7x28, 1 phase, 3 patches and 9 resident filter taps in shared "
      "memory, auxiliary load"},
-    {&cuda_patch_sm90, few, "3x3x3 of 32", "tiles of 2x4x32, 1 phases, 4 patches and 36 resident filter taps"},
-    {&cuda_patch_sm90, few_data, "3x3x3 of 32, data gradient", "tiles of 2x4x32, 1 phases, 4 patches and 36 resident"},
+    {&cuda_patch_sm90, few, "3x3x3 of 32", "tiles of 2x4x32, 1 phase, 4 patches and 36 resident filter taps"},
+    {&cuda_patch_sm90, few_data, "3x3x3 of 32, data gradient", "tiles of 2x4x32, 1 phase, 4 patches and 36 resident"},
     {&cuda_patch_sm90, few_dilated, "3x3x3 of 32, dilated", "tiles of 1x"},
     {&cuda_patch_wgrad_sm90, few_filter, "3x3x3 of 32, filter gradient",
      "wgmma over patches of 18x18 pixels, tiles of 16x16, 32 channels, 4 stages, 44 parts"},

@@ -130,7 +130,7 @@ def test_only_the_remaining_parts_are_copied() -> None:
     build(g, g.tensor([1, 512, 128]), g.tensor([1, 128, 64])).set_output(True)
     steps = g.build().plan.report["steps"]
     assert [step["family"] for step in steps] == ["cuda.hopper", "cuda.move"]
-    assert steps[1]["detail"].startswith("1 copies")
+    assert steps[1]["detail"].startswith("1 copy")
 
 
 def test_parts_are_explained() -> None:

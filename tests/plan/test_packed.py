@@ -156,4 +156,4 @@ def test_sums_in_one_piece_take_no_workspace() -> None:
     g = conv("wgrad", channels=128, images=32).deselect_workspace_greater_than(0)
     assert g.build().plan.workspace_size == 0
     assert [step["family"] for step in g.plan.report["steps"]] == ["cuda.hopper"]
-    assert ", 1 splits" in g.plan.report["steps"][0]["detail"]
+    assert ", 1 split" in g.plan.report["steps"][0]["detail"]

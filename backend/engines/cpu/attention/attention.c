@@ -181,9 +181,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(threads_start());
     step->state = plan;
     return arena_print(arena, &step->detail,
-                       "%s, tiles of %d keys x %d queries, tasks of %lld tiles, keys in %lld parts",
+                       "%s, tiles of %d keys x %d queries, tasks of %lld tiles, keys in %lld part%s",
                        plan->is_packed ? "amx-bf16 32x32" : plan->kernel->name, KEY_TILE, PANEL,
-                       (long long)plan->panels, (long long)plan->splits);
+                       (long long)plan->panels, (long long)plan->splits, plural(plan->splits));
 }
 
 /* Resolves the addresses of a modifier's operands. */

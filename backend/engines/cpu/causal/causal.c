@@ -328,8 +328,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(analyse(c, &step->region));
     TRY(threads_start());
     step->state = c;
-    return arena_print(arena, &step->detail, "tiles of %lld steps of %lld channels", (long long)c->length,
-                       (long long)c->lanes);
+    return arena_print(arena, &step->detail, "tiles of %lld steps of %lld channel%s", (long long)c->length,
+                       (long long)c->lanes, plural(c->lanes));
 }
 
 static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {

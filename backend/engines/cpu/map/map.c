@@ -114,8 +114,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     cut_tasks(map);
     TRY(threads_start());
     step->state = map;
-    return arena_print(arena, &step->detail, "%d operations as %d instructions on blocks of %d", step->region.count,
-                       map->program.instruction_count, map->program.block);
+    return arena_print(arena, &step->detail, "%d operation%s as %d instructions on blocks of %d", step->region.count,
+                       plural(step->region.count), map->program.instruction_count, map->program.block);
 }
 
 /* State of one execution, on the stack of `run`, which returns after all tasks. */

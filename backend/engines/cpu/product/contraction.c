@@ -278,10 +278,11 @@ static weftStatus_t describe(struct step *step, const struct contraction *contra
     for (int i = 0; i < step->region.count; i++)
         fused += !node_is_dequantize(region_node(&step->region, i));
     if (direct->is_on && direct->is_depthwise)
-        return arena_print(arena, &step->detail, "depthwise, %d fused operations", fused);
-    return arena_print(arena, &step->detail, "%s, %d x %lld products of [%lld,%lld] x [%lld,%lld], %d fused operations",
-                       direct->is_on ? direct_kernel(0)->name : packed, pieces, (long long)gemm->batch,
-                       (long long)gemm->m, (long long)gemm->k, (long long)gemm->k, (long long)gemm->n, fused);
+        return arena_print(arena, &step->detail, "depthwise, %d fused operation%s", fused, plural(fused));
+    return arena_print(
+        arena, &step->detail, "%s, %d x %lld products of [%lld,%lld] x [%lld,%lld], %d fused operation%s",
+        direct->is_on ? direct_kernel(0)->name : packed, pieces, (long long)gemm->batch, (long long)gemm->m,
+        (long long)gemm->k, (long long)gemm->k, (long long)gemm->n, fused, plural(fused));
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,

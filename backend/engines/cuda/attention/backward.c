@@ -470,9 +470,10 @@ weftStatus_t attention_backward_build(struct step *step, const struct cuda_atten
         TRY(build_sink(c, state, arena));
     if (!count)
         return arena_print(arena, &step->detail, "%s", c->arithmetic->doc);
-    return arena_print(arena, &step->detail, "%s, %d x %d tiles%s, %d in flight, %d passes", c->arithmetic->doc,
+    return arena_print(arena, &step->detail, "%s, %d x %d tiles%s, %d in flight, %d %s", c->arithmetic->doc,
                        passes[0].tile->warps * passes[0].tile->m_tiles * 16, passes[0].tile->columns,
-                       passes[0].is_sliced ? " in slices" : "", passes[0].tile->stages, count);
+                       passes[0].is_sliced ? " in slices" : "", passes[0].tile->stages, count,
+                       count == 1 ? "pass" : "passes");
 }
 
 /* ---- For families that compute the other gradients differently ---- */

@@ -514,9 +514,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     if (split_of(&d, d.splits) == SPLIT_WORKSPACE)
         TRY(attention_build_merge(&c, d.splits, &state->kernels[state->count++], arena));
     return arena_print(arena, &step->detail,
-                       "%s, %d rows, %d groups of warps with %d slices of %d keys%s, %lld heads, %lld splits",
+                       "%s, %d rows, %d groups of warps with %d slices of %d keys%s, %lld heads, %lld split%s",
                        c.arithmetic->doc, tile_rows(d.tile), d.tile->key_groups, stages_of(&d, d.tile), KEYS,
-                       d.uses_tma ? " by TMA" : "", (long long)d.heads, (long long)d.splits);
+                       d.uses_tma ? " by TMA" : "", (long long)d.heads, (long long)d.splits, plural(d.splits));
 }
 
 static const struct knob knobs[] = {

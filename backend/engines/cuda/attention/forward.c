@@ -228,7 +228,7 @@ weftStatus_t attention_forward_build(struct step *step, const struct cuda_attent
         if (f.splits > 1)
             TRY(attention_build_merge(c, f.splits, &state->kernels[state->count++], arena));
     }
-    return arena_print(arena, &step->detail, "%s, %d x %d tiles%s, %d in flight, %lld splits", c->arithmetic->doc,
+    return arena_print(arena, &step->detail, "%s, %d x %d tiles%s, %d in flight, %lld split%s", c->arithmetic->doc,
                        (int)tile_rows(f.tile), f.tile->columns, f.depth.chunks > 1 ? " in slices" : "", f.tile->stages,
-                       (long long)f.splits);
+                       (long long)f.splits, plural(f.splits));
 }

@@ -119,11 +119,11 @@ static weftStatus_t describe(const char **detail, const struct served_pattern *s
     bool is_causal = a->right_bound == 0,
          has_bounds = a->right_bound != ATTENTION_UNBOUNDED || a->left_bound != ATTENTION_UNBOUNDED;
     bool is_mask = a->bias && dtype_is_boolean((weftDataType_t)a->bias->type);
-    return arena_print(arena, detail, "%s of %d operations%s%s%s%s",
+    return arena_print(arena, detail, "%s of %d operation%s%s%s%s%s",
                        !a->is_gradient ? "sdpa_fwd"
                        : s->count == 1 ? "sdpa_bwd"
                                        : "sdpa_fwd and sdpa_bwd",
-                       a->count,
+                       a->count, plural(a->count),
                        is_causal    ? ", causal"
                        : has_bounds ? ", bounded"
                                     : "",

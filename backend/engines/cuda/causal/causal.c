@@ -419,10 +419,10 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         TRY(add_gradients(step, state, &c, arena));
     else
         TRY(add_forward(state, &c, RESULT_Y, arena));
-    return arena_print(
-        arena, &step->detail, "%lld taps%s, strips of %lld steps%s, %lld elements per access%s; %d launches",
-        (long long)c.taps, c.is_long ? " in chunks of 8" : " in registers", (long long)c.strip,
-        c.is_last ? " of adjacent channels" : "", (long long)c.run, c.shifts ? ", shifted" : "", state->count);
+    return arena_print(arena, &step->detail, "%lld taps%s, strips of %lld steps%s, %lld elements per access%s; %d %s",
+                       (long long)c.taps, c.is_long ? " in chunks of 8" : " in registers", (long long)c.strip,
+                       c.is_last ? " of adjacent channels" : "", (long long)c.run, c.shifts ? ", shifted" : "",
+                       state->count, state->count == 1 ? "launch" : "launches");
 }
 
 const struct family cuda_causal = {

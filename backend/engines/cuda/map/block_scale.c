@@ -327,7 +327,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->workspace_bytes = s.has_scale ? 0 : tensor_bytes(s.scale);
     if (!s.quantize)
         return arena_print(arena, &step->detail, "times the scales of blocks");
-    return arena_print(arena, &step->detail, "scales by %d threads each, then elements", lanes_of(&s));
+    return arena_print(arena, &step->detail, "scales by %d thread%s each, then elements", lanes_of(&s),
+                       plural(lanes_of(&s)));
 }
 
 const struct family cuda_block_scale = {

@@ -383,7 +383,8 @@ static weftStatus_t build_join(struct step *step, struct cuda_step *state, const
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = THREADS;
     kernel->is_dependent = device->cuda.major >= 9;
-    return arena_print(arena, &step->detail, "%d tensors joined, %lld elements at once", m->count, (long long)each);
+    return arena_print(arena, &step->detail, "%d tensor%s joined, %lld elements at once", m->count, plural(m->count),
+                       (long long)each);
 }
 
 /* Packed tensors are joined: copying part by part, short pieces of rows would be short accesses. */
@@ -398,7 +399,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     if (op_of(m.op) == &concat_op && is_join(&m))
         return build_join(step, state, &m, device, arena);
     TRY(copy_add_kernels(state, &step->region, m.parts, m.count, device, arena));
-    return arena_print(arena, &step->detail, "%d copies, runs of %d", m.count, m.count ? (int)run_of(&m.parts[0]) : 0);
+    return arena_print(arena, &step->detail, "%d %s, runs of %d", m.count, m.count == 1 ? "copy" : "copies",
+                       m.count ? (int)run_of(&m.parts[0]) : 0);
 }
 
 const struct family cuda_move = {

@@ -51,11 +51,11 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         return arena_print(arena, &step->detail, "transposes tiles of %lldx%lld, %d dims",
                            (long long)map.tile.along_axis, (long long)map.tile.along_last, map.space.rank);
     if (is_tiled)
-        return arena_print(arena, &step->detail, "%d operations, tiles of %lldx%lld, runs of %d, %d dims",
-                           step->region.count, (long long)map.tile.along_axis, (long long)map.tile.along_last, map.run,
-                           map.space.rank);
-    return arena_print(arena, &step->detail, "%d operations, runs of %d, %d dims", step->region.count, map.run,
-                       map.space.rank);
+        return arena_print(arena, &step->detail, "%d operation%s, tiles of %lldx%lld, runs of %d, %d dims",
+                           step->region.count, plural(step->region.count), (long long)map.tile.along_axis,
+                           (long long)map.tile.along_last, map.run, map.space.rank);
+    return arena_print(arena, &step->detail, "%d operation%s, runs of %d, %d dim%s", step->region.count,
+                       plural(step->region.count), map.run, map.space.rank, plural(map.space.rank));
 }
 
 /* Reads of a run precede its writes, and no other thread reads what a thread writes. Moved values are read at other

@@ -46,9 +46,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
             TRY(pooling_build_kernel(&state->kernels[state->count++], &passes[i], arena));
     const struct pooling *w = &passes[count - 1];
     return arena_print(
-        arena, &step->detail, "%s%s: windows of %lldx%lldx%lld, runs of %d channels, patches of %lldx%lld",
+        arena, &step->detail, "%s%s: windows of %lldx%lldx%lld, runs of %d channel%s, patches of %lldx%lld",
         count > 1 ? "maxima first, " : "", pooling_entries[w->kernel], (long long)w->g.taps[0], (long long)w->g.taps[1],
-        (long long)w->g.taps[2], w->run, (long long)w->patch[1], (long long)w->patch[2]);
+        (long long)w->g.taps[2], w->run, plural(w->run), (long long)w->patch[1], (long long)w->patch[2]);
 }
 
 const struct family cuda_window = {

@@ -77,11 +77,12 @@ static weftStatus_t describe(struct step *step, const struct contraction *c, str
                                         [FMA_INT32] = "i32",
                                         [FMA_INT64] = "i64"};
     if (c->is_direct)
-        return arena_print(arena, &step->detail, "%s, one thread per %d results, %d splits, epilogue: %d operations",
-                           names[c->arithmetic], c->epilogue.run, c->splits, c->region->count - 1);
-    return arena_print(arena, &step->detail, "%s, tiles of %dx%dx%d, %d splits, epilogue: %d operations",
+        return arena_print(arena, &step->detail, "%s, one thread per %d results, %d split%s, epilogue: %d operation%s",
+                           names[c->arithmetic], c->epilogue.run, c->splits, plural(c->splits), c->region->count - 1,
+                           plural(c->region->count - 1));
+    return arena_print(arena, &step->detail, "%s, tiles of %dx%dx%d, %d split%s, epilogue: %d operation%s",
                        names[c->arithmetic], c->tile->rows, c->tile->columns, arithmetic_rows[c->arithmetic].block_k,
-                       c->splits, c->region->count - 1);
+                       c->splits, plural(c->splits), c->region->count - 1, plural(c->region->count - 1));
 }
 
 /* One kernel, and a second one that adds the partial sums if k is split. */

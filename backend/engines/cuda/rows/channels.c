@@ -349,10 +349,11 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(kernel_finish(&source, kernel, "rows/channels.cuh", "channels", arena));
     int64_t batches = divide_up(c.batches, c.blocks);
     return arena_print(arena, &step->detail,
-                       "tiles of %d channels, %lld blocks each; batches of %d positions, %lld per block, of which "
+                       "tiles of %d channel%s, %lld blocks each; batches of %d positions, %lld per block, of which "
                        "%lld stay in shared memory%s",
-                       s->threads.across * s->vectors.width, (long long)c.blocks, s->threads.group * s->memory.unroll,
-                       (long long)batches, (long long)min64(c.stages, batches),
+                       s->threads.across * s->vectors.width, plural(s->threads.across * s->vectors.width),
+                       (long long)c.blocks, s->threads.group * s->memory.unroll, (long long)batches,
+                       (long long)min64(c.stages, batches),
                        batches <= c.stages ? ""
                        : c.stay            ? " and the others in the cache"
                                            : "");

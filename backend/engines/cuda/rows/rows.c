@@ -153,14 +153,16 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     const char *rest = s->unaligned.most ? ", unaligned head and tail" : "";
     if (s->memory.scheme == MEMORY_STREAMED)
         /* The description covers the first program; the launch count covers both. */
-        return arena_print(arena, &step->detail,
-                           "%s streamed in %d passes: %d threads each, vectors of %d%s, %lld splits; %d launches",
-                           shape, s->passes.count, s->threads.block / schedule_rows_across(s), s->vectors.width, rest,
-                           (long long)s->grid.splits, state->count);
-    return arena_print(arena, &step->detail,
-                       "%s in %s: %d x %d threads each, %d vectors of %d%s; %d passes, %d launches", shape,
+        return arena_print(
+            arena, &step->detail, "%s streamed in %d %s: %d thread%s each, vectors of %d%s, %lld split%s; %d %s", shape,
+            s->passes.count, s->passes.count == 1 ? "pass" : "passes", s->threads.block / schedule_rows_across(s),
+            plural(s->threads.block / schedule_rows_across(s)), s->vectors.width, rest, (long long)s->grid.splits,
+            plural(s->grid.splits), state->count, state->count == 1 ? "launch" : "launches");
+    return arena_print(arena, &step->detail, "%s in %s: %d x %d thread%s each, %d vectors of %d%s; %d %s, %d %s", shape,
                        s->memory.stages ? "shared memory" : "registers", s->threads.cluster, s->threads.group,
-                       s->memory.steps, s->vectors.width, rest, s->passes.count, state->count);
+                       plural(s->threads.group), s->memory.steps, s->vectors.width, rest, s->passes.count,
+                       s->passes.count == 1 ? "pass" : "passes", state->count,
+                       state->count == 1 ? "launch" : "launches");
 }
 
 /* True if elements, or reductions of them, depend on a value that differs from row to row. Terms are in the order of

@@ -36,11 +36,12 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     if (is_filter(&d))
         TRY(contraction_add_combine(step, &d.c, arena));
     return arena_print(arena, &step->detail,
-                       "%s%lld taps in registers, strips of %lld, %lld in a block of %lld channels, %lld segments of "
-                       "%lld rows, %d parts, epilogue: %d operations",
+                       "%s%lld taps in registers, strips of %lld, %lld in a block of %lld channel%s, %lld segments of "
+                       "%lld rows, %d part%s, epilogue: %d operation%s",
                        d.is_mma ? "tensor cores, " : "", (long long)depthwise_taps(&d), (long long)d.strip,
-                       (long long)d.strips, (long long)d.channels, (long long)d.segments, (long long)d.segment_rows,
-                       d.c.splits, d.c.region->count - 1);
+                       (long long)d.strips, (long long)d.channels, plural(d.channels), (long long)d.segments,
+                       (long long)d.segment_rows, d.c.splits, plural(d.c.splits), d.c.region->count - 1,
+                       plural(d.c.region->count - 1));
 }
 
 const struct family cuda_depthwise = {

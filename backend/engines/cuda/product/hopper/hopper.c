@@ -446,18 +446,20 @@ static weftStatus_t describe(struct step *step, const struct hopper *h, struct a
     bool has_image = h->view[OPERAND_A].is_image || h->view[OPERAND_B].is_image;
     return arena_print(
         arena, &step->detail,
-        "wgmma, tiles of %dx%d%s%s, %d stages, clusters of %d, %d splits, %s%s%s%s%s%s, epilogue: %d operations",
+        "wgmma, tiles of %dx%d%s%s, %d stages, clusters of %d, %d split%s, %s%s%s%s%s%s, epilogue: %d operation%s",
         tile->rows, tile->columns, h->is_swapped ? " swapped" : "",
         tile_splits(tile) > 1    ? " split over clusters"
         : tile_is_pingpong(tile) ? " in ping-pong"
                                  : "",
-        h->stages, tile->cluster, h->splits, has_image ? "image" : "matrix", h->k_is_pixels ? " of pixels" : "",
+        h->stages, tile->cluster, h->splits, plural(h->splits), has_image ? "image" : "matrix",
+        h->k_is_pixels ? " of pixels" : "",
         hopper_is_scaled(h)       ? ", scaled by blocks"
         : h->c.prologue_count > 0 ? ", prologue"
         : h->promotes             ? ", promoted"
                                   : "",
         h->store ? ", staged" : "", h->c.epilogue.reduction_count ? ", reductions" : "",
-        h->is_early[OPERAND_A] || h->is_early[OPERAND_B] ? ", inputs ahead" : "", epilogue_count);
+        h->is_early[OPERAND_A] || h->is_early[OPERAND_B] ? ", inputs ahead" : "", epilogue_count,
+        plural(epilogue_count));
 }
 
 /* The tiled kernel, then the kernels that combine splits or partial sums of reductions. */

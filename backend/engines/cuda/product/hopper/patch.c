@@ -731,13 +731,13 @@ static weftStatus_t emit_kernel(struct cuda_kernel *kernel, const struct patch *
 static weftStatus_t describe(struct step *step, const struct patch *h, struct arena *arena) {
     return arena_print(
         arena, &step->detail,
-        "wgmma over patches of %dx%d pixels, tiles of %s%dx%d, %d phases, %d patches and %d%s filter taps in shared "
-        "memory%s%s%s%s, epilogue: %d operations",
+        "wgmma over patches of %dx%d pixels, tiles of %s%dx%d, %d phase%s, %d patches and %d%s filter taps in shared "
+        "memory%s%s%s%s, epilogue: %d operation%s",
         h->patch_h, h->pitch, is_volume(h) ? (const char *[]){"1x", "2x", "4x"}[h->stack / 2] : "", h->lines,
-        h->columns, phases_of(h), h->patches, h->filter_slots, h->is_resident ? " resident" : "",
+        h->columns, phases_of(h), plural(phases_of(h)), h->patches, h->filter_slots, h->is_resident ? " resident" : "",
         h->is_planar ? ", planar" : "", h->c.prologue_count > 0 ? ", prologue" : "",
         h->auxiliary ? ", auxiliary load" : "", h->c.epilogue.reduction_count > 0 ? ", reductions" : "",
-        step->region.count - 1 - h->c.prologue_count);
+        step->region.count - 1 - h->c.prologue_count, plural(step->region.count - 1 - h->c.prologue_count));
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,

@@ -264,9 +264,10 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     kernel->is_dependent = true;
     TRY(contraction_add_combine(step, &h.c, arena));
     return arena_print(arena, &step->detail,
-                       "wgmma over patches of %dx%d pixels, tiles of %dx%d, %d channels, %d stages, %d parts, "
-                       "epilogue: %d operations",
-                       h.patch_h, h.pitch, h.lines, h.columns, h.block, h.stages, h.parts, step->region.count - 1);
+                       "wgmma over patches of %dx%d pixels, tiles of %dx%d, %d channel%s, %d stages, %d part%s, "
+                       "epilogue: %d operation%s",
+                       h.patch_h, h.pitch, h.lines, h.columns, h.block, plural(h.block), h.stages, h.parts,
+                       plural(h.parts), step->region.count - 1, plural(step->region.count - 1));
 }
 
 const struct family cuda_patch_wgrad_sm90 = {

@@ -237,9 +237,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     if (s.c.splits > 1)
         TRY(contraction_add_combine(step, &s.c, arena));
     return arena_print(arena, &step->detail,
-                       "tiles of %dx%d, %lld filters, %lld taps of 8 channels, %d parts, epilogue: %d operations",
+                       "tiles of %dx%d, %lld filters, %lld taps of 8 channels, %d part%s, epilogue: %d operation%s",
                        s.tile->rows, s.tile->columns, (long long)s.filters, (long long)taps_of(&s), s.c.splits,
-                       s.c.region->count - 1);
+                       plural(s.c.splits), s.c.region->count - 1, plural(s.c.region->count - 1));
 }
 
 const struct family cuda_stem = {

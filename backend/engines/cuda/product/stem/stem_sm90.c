@@ -240,8 +240,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     contraction_set_launch(kernel, s.tiles < blocks ? s.tiles : blocks, THREADS, shared_bytes(&s));
     kernel->is_dependent = true;
     return arena_print(arena, &step->detail,
-                       "wgmma over taps, %d lines of %d positions x %d filters, %d taps, epilogue: %d operations",
-                       s.lines, s.segments * 64, s.filters, s.taps, step->region.count - 1);
+                       "wgmma over taps, %d lines of %d positions x %d filters, %d taps, epilogue: %d operation%s",
+                       s.lines, s.segments * 64, s.filters, s.taps, step->region.count - 1,
+                       plural(step->region.count - 1));
 }
 
 const struct family cuda_stem_sm90 = {

@@ -358,8 +358,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     /* Programmatic dependent launch requires sm_90: weights are then loaded before the previous kernel has ended. */
     kernel->is_dependent = device->cuda.major >= 9;
     return arena_print(arena, &step->detail,
-                       "weights dequantised in registers, %d columns by %d rows, epilogue: %d operations", (int)columns,
-                       w.tokens * ROWS_OF_FRAGMENT, w.p.rest.count - 1);
+                       "weights dequantised in registers, %d columns by %d rows, epilogue: %d operation%s",
+                       (int)columns, w.tokens * ROWS_OF_FRAGMENT, w.p.rest.count - 1, plural(w.p.rest.count - 1));
 }
 
 const struct family cuda_weight_only = {

@@ -243,10 +243,11 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     /* The kernels run in this order; the second one waits for the first one before it reads A. */
     TRY(build_repack(step, &w, arena));
     TRY(build_product(step, &w, arena));
-    return arena_print(arena, &step->detail,
-                       "wgmma, weights dequantised in registers, tiles of %d columns by %d rows, %d stages, %d splits, "
-                       "epilogue: %d operations",
-                       w.columns, w.tokens, w.stages, w.splits, w.p.rest.count - 1);
+    return arena_print(
+        arena, &step->detail,
+        "wgmma, weights dequantised in registers, tiles of %d columns by %d rows, %d stages, %d split%s, "
+        "epilogue: %d operation%s",
+        w.columns, w.tokens, w.stages, w.splits, plural(w.splits), w.p.rest.count - 1, plural(w.p.rest.count - 1));
 }
 
 static const struct knob knobs[] = {
