@@ -331,7 +331,7 @@ static weftStatus_t check_dequantize(const struct descriptor *descriptor) {
     return check_both(descriptor, op->math, op->x, op->y, op->scale);
 }
 
-/* Element by element: supports any layout and blocks of any extents. */
+/* Proceeds element by element, which supports any layout and blocks of any extents. */
 static void dequantize(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct block_scale_dequantize_op *op = (const struct block_scale_dequantize_op *)descriptor;
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y), scale = view_of(bindings, op->scale);

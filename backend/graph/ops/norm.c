@@ -395,7 +395,7 @@ static bool forward_strides(const struct descriptor *descriptor, const struct te
 static weftStatus_t check_forward(const struct descriptor *descriptor) {
     const struct norm_forward *op = (const struct norm_forward *)descriptor;
     struct norm_shape shape = forward_shape(op);
-    /* Both given and inferred dims. */
+    /* Checks the dims, whether they were given or inferred. */
     const struct operand operands[] = {
         {"scale", op->scale, &shape.affine},
         {"bias", op->bias, &shape.affine},

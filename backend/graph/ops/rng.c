@@ -125,8 +125,8 @@ static double draw(const struct rng *rng, struct philox words, int lane) {
     return rng->mean + rng->deviation * radius * (lane & 1 ? sin(angle) : cos(angle));
 }
 
-/* Element by element; each value depends only on its position, so that every order and every engine yields the same
-   result. */
+/* Generates element by element; each value depends only on its position, so that every order and every engine yields
+   the same result. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct rng_op *op = (const struct rng_op *)descriptor;
     struct view y = view_of(bindings, op->y);

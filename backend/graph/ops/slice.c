@@ -85,7 +85,7 @@ static bool cudnn_strides(const struct descriptor *descriptor, const struct tens
     return ((const struct slice_op *)descriptor)->x->vector_count == 1;
 }
 
-/* Element by element, with conversion of the data type. */
+/* Copies element by element, and converts the data type. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct slice_op *op = (const struct slice_op *)descriptor;
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y);

@@ -91,7 +91,7 @@ static double weight(double score, double max) {
     return exp(score - max);
 }
 
-/* Row by row: the largest score, the sum of weights relative to it, then y and statistics. */
+/* Computes row by row: the largest score, the sum of weights relative to it, then y and statistics. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct softmax_op *op = (const struct softmax_op *)descriptor;
     struct view x = view_of(bindings, op->x), sink = view_of(bindings, op->sink), y = view_of(bindings, op->y);

@@ -3,8 +3,8 @@
    prefetched during the previous block. Both memories are accessed in whole lines, once each, although consecutive
    accesses are a row pitch from each other. The limit is the number of outstanding cache lines; shuffles take less
    time. Adjacent lines arrive faster, because processors prefetch some: measured on a Xeon from the third-level cache,
-   one line per row takes 4.8 to 6.7 ns, each of four takes 2.2 ns. A few rows are streams, which hardware prefetches
-   best. */
+   a single line per row takes 4.8 to 6.7 ns, and each of four adjacent lines takes 2.2 ns. If there are only a few
+   rows, each is a stream, which hardware prefetches best. */
 #include "engines/cpu/move/blocks.h"
 
 #include <string.h>

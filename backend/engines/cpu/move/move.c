@@ -260,7 +260,7 @@ static bool is_plain(weftDataType_t type) {
     return type == WEFT_DATA_FLOAT || dtype_is_half(type) || dtype_is_fp8(type) || type == WEFT_DATA_INT8;
 }
 
-/* An identity without broadcasting, whose compute type represents both of its types. */
+/* True for an identity without broadcasting whose compute type represents both of its types. */
 static bool is_copy(const struct descriptor *descriptor) {
     if (op_of(descriptor) != &pointwise_op)
         return false;

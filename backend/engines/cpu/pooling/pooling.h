@@ -15,7 +15,7 @@ enum {
     POOLING_SUMS = 24 << 10, /* floats of a gradient's box or row, on the stack of a thread */
     /* approximate number of results per task of whole rows with channels; a quarter of that for rows of one channel */
     POOLING_TASK = 8 << 10,
-    POOLING_LARGE = 8 << 20, /* size in bytes from which results bypass the caches */
+    POOLING_LARGE = 8 << 20, /* minimum size in bytes of results that bypass the caches */
     POOLING_PLANES = 16,     /* planes that a task averages */
     POOLING_OUTSIDE = -1     /* the tap is in padding */
 };

@@ -20,7 +20,7 @@ enum {
     PART_ROWS = 288,          /* minimum rows that a task sums, for a filter gradient of single channels */
     MAX_PARTS = 16,           /* maximum number of parts of these rows */
     MAX_SPLITS = 8,           /* maximum splits of the depth of a filter gradient */
-    SPLIT_DEPTH = 512,        /* minimum depth of a split, so that it has a part */
+    SPLIT_DEPTH = 512,        /* minimum depth of a split, which has at least one part */
     SPLIT_SUMS = 64 << 10,    /* maximum elements of a split's sums */
     SUMS = 96 << 10,          /* maximum floats of a task's sums, if the depth has several parts */
     FEW_CHANNELS = 16,        /* below this, a border is worth a copy, because adjacent taps become one segment */

@@ -269,7 +269,7 @@ static void join_fours(uint32_t *fours, const uint8_t *row, int64_t step, int co
         fours[i] = rows[0][i] | (uint32_t)rows[1][i] << 8 | (uint32_t)rows[2][i] << 16 | (uint32_t)rows[3][i] << 24;
 }
 
-/* Element by element; the inner loop is the one with the smaller stride. Inlined for each size, which is then a
+/* Packs element by element; the inner loop is the one with the smaller stride. Inlined for each size, which is then a
    constant. */
 static inline __attribute__((always_inline)) void scatter(const struct gemm_matrix *matrix, const char *corner,
                                                           char *panel, int width, int count, int depth, int bytes) {
@@ -292,7 +292,8 @@ static void pack_scattered(const struct gemm_matrix *matrix, const char *corner,
         scatter(matrix, corner, panel, width, count, depth, 1);
 }
 
-/* The depth is strided, and the other index is contiguous. Rows are prefetched, because each has only few bytes. */
+/* Packs a matrix that is strided along the depth and contiguous along the other index. Rows are prefetched, because
+   each has only few bytes. */
 static void pack_rows(const struct gemm_matrix *matrix, const char *corner, uint32_t *panel, int width, int count,
                       int depth, int bytes) {
     enum { AHEAD = 16 };

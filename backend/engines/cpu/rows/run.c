@@ -608,7 +608,7 @@ static void calculate_block(struct run *run, const struct row_instruction *at) {
         dst = found ? found : dst;
         ld = found && may_gap ? location.row_stride : ld;
     }
-    /* Row by row if arguments or dst have gaps or represent whole rows. */
+    /* Proceeds row by row if arguments or dst have gaps or represent whole rows. */
     if (at->opcode >= 0 && run->s->steps_rows)
         kernels_of(term->is_wide)->formulas[at->opcode](run->rows_here, run->columns, dst, ld, x, steps);
     else if (at->opcode >= 0)

@@ -37,7 +37,7 @@ template <class F> DEVICE void for_each_strip(const arguments &p, F f) {
     }
 }
 
-/* A few channels of one sequence. Has the first step of the first channel, and strides in elements. */
+/* A few channels of one sequence. Points to the first step of the first channel; strides are in elements. */
 template <class T> struct sequence {
     T *first;
     i64 channel, step;

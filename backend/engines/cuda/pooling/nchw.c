@@ -268,7 +268,7 @@ static void emit_layout(struct kernel_source *source, const struct pooling *w) {
         emit_divisor(source, p->pitch / p->index_fill, "index_row_fills");
 }
 
-/* Returns the number of tiles per plane, from top to bottom. */
+/* Returns the number of tiles that divide the height of a plane. */
 static int64_t bands_of(const struct pooling *w) {
     int64_t all = w->g.backward ? pooling_patches(w, 1) : w->g.y.size[1];
     return divide_up(all, w->nchw.tile_rows);

@@ -182,7 +182,7 @@ DEVICE u32 mask_of(bool is_set) {
     return mask;
 }
 
-/* Elements where the mask has bits, else padding. */
+/* Replaces elements whose bit in the mask is 0 by padding. */
 template <class T> DEVICE void mask_run(run<T, RUN> &r, u32 mask, u32 padding) {
     if constexpr (sizeof r % 4 == 0) {
 #pragma unroll

@@ -34,7 +34,7 @@ enum pooling_kernel {
    image's rows begin at `left`, and a thread's first element of a row is `phase` after `first`; it reads `seen`
    elements. Chosen by nchw.c, emitted as constants and arguments; all 0 for other kernels. */
 struct nchw_tile {
-    int64_t tile_rows; /* rows of positions, or of patches of dx, per tile; with whole planes, planes */
+    int64_t tile_rows; /* rows of positions, or of patches of dx, per tile; planes, if a tile has whole ones */
     int64_t along;     /* adjacent results per thread, and threads per row */
     int64_t columns;
     int64_t left, pitch, first, phase, seen;

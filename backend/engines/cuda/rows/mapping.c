@@ -231,8 +231,8 @@ static bool map_summed(struct schedule *s, const struct device *device) {
     return is_short || map_pipelined(s, device) || map_persistent(s, device);
 }
 
-/* Rows in registers, one group of adjacent threads per row; long rows are shared by the blocks of a cluster. Half the
-   registers that a thread may use lets two blocks be resident, one loading while the other computes. */
+/* Keeps rows in registers, one group of adjacent threads per row; long rows are shared by the blocks of a cluster. Half
+   the registers that a thread may use lets two blocks be resident, one loading while the other computes. */
 static bool map_registers(struct schedule *s, const struct device *device) {
     s->memory.scheme = MEMORY_REGISTERS;
     int64_t widest = device->cuda.major >= 9 && s->passes.count > 1 ? 512 : THREADS_MAX, most = max_steps(s);
@@ -248,7 +248,7 @@ static bool map_registers(struct schedule *s, const struct device *device) {
 
 /* ---- Interleaved rows -------------------------------------------------------------------------------------------- */
 
-/* Interleaved rows that are only reduced: tiles are narrow enough to occupy all multiprocessors. */
+/* For interleaved rows that are only reduced: chooses tiles that are narrow enough to occupy all multiprocessors. */
 static bool map_narrow(struct schedule *s, const struct device *device) {
     int64_t most = min64(KEPT_BYTES / schedule_resident_bytes(s), STEPS_MAX);
     int64_t busy = device->cuda.multiprocessors * 3 / 4;
@@ -264,8 +264,8 @@ static bool map_narrow(struct schedule *s, const struct device *device) {
     return s->memory.steps <= most && s->threads.block >= SHORT_THREADS;
 }
 
-/* In registers: few threads per row, as long as they can hold it and blocks have SHORT_THREADS. `across` grows last,
-   beyond the number of strips: surplus groups are idle, and a block still has SHORT_THREADS. */
+/* Keeps interleaved rows in registers: few threads per row, as long as they can hold it and blocks have SHORT_THREADS.
+   `across` grows last, beyond the number of strips: surplus groups are idle, and a block still has SHORT_THREADS. */
 static bool map_columns(struct schedule *s, const struct device *device) {
     s->memory.scheme = MEMORY_COLUMNS;
     if (s->passes.count == 1 && s->passes.storing < 0 && map_narrow(s, device))
@@ -289,9 +289,9 @@ static bool map_columns(struct schedule *s, const struct device *device) {
     return true;
 }
 
-/* In shared memory of a block or cluster, if that occupies most multiprocessors. Half a cache line allows smaller
-   clusters than a full line: 25 us instead of 37 for 128x2048x7x7 (H200). For two operands, only full lines were
-   measured. */
+/* Keeps interleaved rows in the shared memory of a block or cluster, if that occupies most multiprocessors. Half a
+   cache line allows smaller clusters than a full line: 25 us instead of 37 for 128x2048x7x7 (H200). For two operands,
+   only full lines were measured. */
 static bool map_columns_shared(struct schedule *s, const struct device *device) {
     int64_t multiprocessors = device->cuda.multiprocessors;
     s->memory.scheme = MEMORY_COLUMNS_SHARED;

@@ -188,7 +188,7 @@ static int64_t blocks_per_filter_tile(const struct stem *s, const struct device 
    count as products, because tensor cores multiply them. */
 static void predict(struct stem *s, const struct device *device) {
     double bytes = (double)(tensor_bytes(s->g.x.tensor) + tensor_bytes(s->g.y.tensor));
-    /* If the device's clock is unknown, that of a busy chip. */
+    /* If the device's clock is unknown, this is the clock of a busy chip. */
     double clock = device->cuda.clock_khz > 0 ? (double)device->cuda.clock_khz * 1e3 : 1.5e9;
     double products = (double)s->tiles * s->tile->rows * s->tile->columns * (double)taps_of(s) * CHANNELS_MAX *
                       (double)(s->filter_tiles * s->filters);
