@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(weft.__version__)
         return 0
-    return exit_status(lambda: _run(args))
+    return exit_status(lambda: _run(given))
 
 
 def exit_status(run: Callable[[], int]) -> int:
@@ -121,32 +121,32 @@ def _is_expected(error: Exception) -> bool:
     return isinstance(error, OSError) or any(kind.__name__ == "WeftError" for kind in type(error).__mro__)
 
 
-def _run(args: argparse.Namespace) -> int:
-    if args.command == "doctor":
+def _run(given: argparse.Namespace) -> int:
+    if given.command == "doctor":
         from weft.cli import doctor
 
-        return doctor.run(args.json)
-    if args.command == "demo":
+        return doctor.run(given.json)
+    if given.command == "demo":
         missing = [name for name in ("numpy", "sklearn") if find_spec(name) is None]
         if missing:
             print(f"demo: it needs {' and '.join(missing)}. pip install 'weft[demo]'", file=sys.stderr)
             return 1
         from weft.cli import demo
 
-        return demo.run(args.out, args.epochs or demo.EPOCHS)
-    if args.command == "explain":
-        return _explain(args.file, args.svg, args.device, args.all)
-    if args.command == "support":
+        return demo.run(given.out, given.epochs or demo.EPOCHS)
+    if given.command == "explain":
+        return _explain(given.file, given.svg, given.device, given.all)
+    if given.command == "support":
         from weft.cli import support
 
-        print(support.markdown() if args.markdown else support.text(), end="" if args.markdown else "\n")
+        print(support.markdown() if given.markdown else support.text(), end="" if given.markdown else "\n")
         return 0
     if given.command == "cudnn":
         return _cudnn(given)
     if given.command == "bench":
         from weft.cli import bench
 
-        print(bench.text(args.file))
+        print(bench.text(given.file))
         return 0
     parser().print_help()
     return 0
