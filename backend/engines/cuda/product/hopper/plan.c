@@ -92,8 +92,8 @@ static const struct hopper_tile tiles[HOPPER_TILE_ROWS] = {
     /* 33 */ {.rows = 128, .columns = 32, .row_blocks = 1, .stages = 9, .cluster = 4, .efficiency = 0.40},
 };
 
-/* Properties of the chip; clocks are per multiprocessor. They are fitted, because the chip lowers its clock at its power
-   limit, so that long products run slower than the nominal clock suggests. */
+/* Properties of the chip; clocks are per multiprocessor. They are fitted, because the chip lowers its clock at its
+   power limit, so that long products run slower than the nominal clock suggests. */
 static const double POWERED_CLOCK = 1.54e9; /* Hz, under the power limit, if all multiprocessors are busy */
 static const double CLOCK_MAX = 1.98e9;     /* Hz */
 static const double IDLE_POWER = 0.4; /* share of an idle multiprocessor's power that raises the clock of the others */
