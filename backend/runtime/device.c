@@ -247,7 +247,7 @@ weftStatus_t device_describe_cuda(struct device *device, int major, int minor) {
         row--;
     if (row == 0 || minor < 0 || minor > 9)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
-             "device description: kernels need compute capability 7.5 or newer, asked for %d.%d. Name a newer GPU, as "
+             "device description: kernels need compute capability 7.5 or newer, not %d.%d. Name a newer GPU, as "
              "\"sm_90\".",
              major, minor);
     row--;

@@ -439,16 +439,16 @@ void nvrtc_report(struct text *json, const char *arch) {
     text_add(json, "[");
     for (const struct nvrtc *copy = copies; copy; copy = copy->next) {
         if (copy == chosen)
-            snprintf(why, sizeof why, "chosen: the newest that serves the chip and the driver");
+            snprintf(why, sizeof why, "chosen: the newest that supports the chip and the driver");
         else if (copy == spare)
             snprintf(why, sizeof why, "chosen as a last resort, for PTX: no copy knows sm_%d", number);
         else if (judge(why, copy, number, driver) == WEFT_STATUS_SUCCESS)
             snprintf(why, sizeof why,
                      /* Otherwise choose_copy uses the newest, and the first one in case of a tie. */
                      copy->has_builtins < chosen->has_builtins
-                         ? "its libnvrtc-builtins is missing, and another is whole"
-                     : copy->version < chosen->version ? "a newer one serves"
-                                                       : "the same was found before");
+                         ? "its libnvrtc-builtins is missing, and another copy is complete"
+                     : copy->version < chosen->version ? "a newer copy is used"
+                                                       : "the same version was found before");
         text_add(json, "%s{\"path\":", copy == copies ? "" : ",");
         text_json_string(json, copy->path);
         text_add(json, ",\"found_by\":\"%s\",\"version\":\"%d.%d\",\"archs\":[", copy->found_by, copy->version / 1000,

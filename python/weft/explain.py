@@ -94,7 +94,7 @@ def _views(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
     for tensor in tensors:
         if tensor["memory"] != tensor["uid"]:
             dims, strides = (json.dumps(tensor[key], separators=(",", ":")) for key in ("dims", "strides"))
-            location = f"{names[tensor['memory']]} from byte {tensor['offset']} on"
+            location = f"{names[tensor['memory']]} starting at byte {tensor['offset']}"
             lines += _wrapped(f"{names[tensor['uid']]} {dims} is {location}, strides {strides}", "  ")
         elif tensor["parts"]:
             parts = ", ".join(names[uid] for uid in tensor["parts"])
@@ -171,9 +171,9 @@ def _engines(support: Sequence[Mapping[str, Any]], chosen: str) -> list[str]:
         if answer["engine"] == chosen or answer["engine"].partition(".")[0] != device:
             continue
         if answer["supported"]:
-            steps = len(answer["families"])
-            seconds = amount(answer["seconds"], "s")
-            text = f"{answer['engine']}: supported, predicted {seconds} in {steps} steps"
+            count = len(answer["families"])
+            steps = f"{count} step{'' if count == 1 else 's'}"
+            text = f"{answer['engine']}: supported, predicted {amount(answer['seconds'], 's')} in {steps}"
         else:
             text = f"{answer['engine']}: {answer['reason']}"
         lines += _wrapped(text, "  ")

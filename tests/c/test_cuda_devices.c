@@ -70,7 +70,7 @@ static void test_wrong_descriptions(void) {
         {"{\"kind\":\"cuda\",\"arch\":\"hopper\"}", WEFT_STATUS_BAD_PARAM,
          "'hopper' names no GPU architecture. Write it as \"sm_90\"."},
         {"{\"kind\":\"cuda\",\"arch\":\"sm_70\"}", WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
-         "device description: kernels need compute capability 7.5 or newer, asked for 7.0. Name a newer GPU, as "
+         "device description: kernels need compute capability 7.5 or newer, not 7.0. Name a newer GPU, as "
          "\"sm_90\"."},
         {"{\"kind\":\"cuda\",\"arch\":\"sm_90\",\"multiprocessors\":0}", WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
          "device properties: json has multiprocessors 0; expected 1..2147483647. Correct the text."},

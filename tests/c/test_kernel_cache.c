@@ -99,11 +99,12 @@ static void first_of_equals(void) {
     EXACTLY(
         text_string(&json),
         "[{\"path\":\"%s/13/libnvrtc.so.13\",\"found_by\":\"WEFT_NVRTC\",\"version\":\"13.0\",\"archs\":[80,86,90],"
-        "\"builtins\":true,\"is_chosen\":true,\"verdict\":\"chosen: the newest that serves the chip and the driver\"},"
+        "\"builtins\":true,\"is_chosen\":true,\"verdict\":\"chosen: the newest that supports the chip and the "
+        "driver\"},"
         "{\"path\":\"%s/same/libnvrtc.so.13\",\"found_by\":\"WEFT_NVRTC\",\"version\":\"13.0\",\"archs\":[80,86,90],"
-        "\"builtins\":true,\"is_chosen\":false,\"verdict\":\"the same was found before\"},"
+        "\"builtins\":true,\"is_chosen\":false,\"verdict\":\"the same version was found before\"},"
         "{\"path\":\"%s/12/libnvrtc.so.12\",\"found_by\":\"WEFT_NVRTC\",\"version\":\"12.9\",\"archs\":[75,90,120],"
-        "\"builtins\":true,\"is_chosen\":false,\"verdict\":\"a newer one serves\"},"
+        "\"builtins\":true,\"is_chosen\":false,\"verdict\":\"a newer copy is used\"},"
         "{\"path\":\"%s/11/libnvrtc.so.11\",\"found_by\":\"WEFT_NVRTC\",\"version\":\"11.8\",\"archs\":[75,90],"
         "\"builtins\":false,\"is_chosen\":false,\"verdict\":\"it is older than 12.0\"}]",
         scratch, scratch, scratch, scratch);
@@ -394,8 +395,8 @@ static void compile_two(void) {
 static void dumping_nowhere(void) {
     char said[512];
     hear_errors(said, sizeof said, compile_two);
-    EXACTLY(said, "weft warning: WEFT_DUMP_DIR is '/dev/null/dump', where files cannot be written. Name a folder of "
-                  "yours.\n");
+    EXACTLY(said, "weft warning: WEFT_DUMP_DIR is '/dev/null/dump', where files cannot be written. Name a writable "
+                  "folder.\n");
 }
 
 /* ---- Keys and memory --------------------------------------------------------------------------------------------- */

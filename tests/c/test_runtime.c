@@ -241,7 +241,7 @@ static void test_described_devices(void) {
             "cuda:0 (H200 (described)): loading and running code need a GPU of this machine, which this device is not. "
             "Save the plan and run it where the GPU is.");
     REFUSED(device_describe_cuda(&device, 7, 0), WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
-            "device description: kernels need compute capability 7.5 or newer, asked for 7.0. Name a newer GPU, as "
+            "device description: kernels need compute capability 7.5 or newer, not 7.0. Name a newer GPU, as "
             "\"sm_90\".");
     static const char *const wrong[] = {"",        "sm_",        "sm90",   "sm_9",  "sm_90b",
                                         "sm_90aa", "compute_90", "sm_-90", "sm_ 90"};

@@ -208,7 +208,7 @@ def test_views_are_explained():
     g = weft.Graph(device="sm_90", io_data_type="bf16", intermediate_data_type="bf16")
     x = g.tensor([64, 128], name="x")
     g.exp(g.slice(x, [slice(0, 64), slice(32, 64)], name="part")).set_output(True)
-    assert "  part::y [64,32] is x from byte 64 on, strides [128,1]\n" in g.build().explain()
+    assert "  part::y [64,32] is x starting at byte 64, strides [128,1]\n" in g.build().explain()
 
 
 def _view(g, rng, x, shape):
