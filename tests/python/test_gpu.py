@@ -271,7 +271,7 @@ def test_a_compiler_with_its_builtins_is_preferred(fakes: dict[str, str], tmp_pa
     text = python("-m", "weft", "doctor", **fakes | {"WEFT_NVRTC": places}).stdout
     assert f"\nNVRTC         * 13.0 {tmp_path}/complete/libnvrtc.so.13 (WEFT_NVRTC): chosen" in text
     assert (
-        f"{tmp_path}/alone/libnvrtc.so.13 (WEFT_NVRTC): its libnvrtc-builtins is missing, and another is"
+        f"{tmp_path}/alone/libnvrtc.so.13 (WEFT_NVRTC): its libnvrtc-builtins is missing, and another copy"
         in text
     )
 
