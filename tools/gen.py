@@ -421,6 +421,7 @@ RESULT_TYPES = {
     "bn_finalize": STATISTICS,
     "dbn_weight": STATISTICS,
     "softmax": f"y the type of x{CALCULATED}; statistics {STATISTICS}",
+    "diagonal_band_mask": f"the type of x{CALCULATED}",
     "reduction": f"the type of x, for integers and booleans the compute type{CALCULATED}",
     "reshape": "the type of x",
     "transpose": "the type of x",

@@ -52,7 +52,7 @@ CLASSES = {
 }
 # Methods that weft.hpp completes by hand; the generated class of their options is a base class.
 COMPLETED = {"sdpa_fwd", "sdpa_bwd", "strided_slice", "resample", "rmsnorm_backward", "reduction"}
-COMPLETED |= {"block_scale_quantize"}
+COMPLETED |= {"block_scale_quantize", "diagonal_band_mask"}
 # Setters whose names differ from the argument's.
 SETTERS = {
     "norm_forward_phase": "forward_phase",

@@ -5,6 +5,7 @@
    formula. */
 #include "graph/batch_norms.h"
 #include "base/number.h"
+#include "graph/op_writer.h"
 #include "graph/ops/bn_bwd_weights.h"
 #include "graph/ops/bn_finalize.h"
 #include "graph/ops/convolution.h"
@@ -19,14 +20,6 @@ enum {
     PARTS = 6,      /* maximum number of operations that replace a norm */
     TENSORS = 6,    /* maximum number of tensors between them */
     BEHIND_MOST = 8 /* maximum number of pointwise operations between a product and a norm */
-};
-
-struct writer {
-    const struct graph *graph;
-    struct arena *arena;
-    struct descriptor **ops;
-    int count;
-    int64_t uid; /* uid of the next tensor: greater than all uids of the graph */
 };
 
 static bool is_product(const struct descriptor *op) {
@@ -91,19 +84,12 @@ bool batch_norm_has_parts(const struct graph *graph, int node) {
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
-/* Adds a virtual FLOAT tensor that otherwise equals another one. */
-static weftStatus_t add_tensor(struct writer *w, struct tensor **result, const struct tensor *like) {
-    TRY(descriptor_mirror(w->arena, result, &like->base));
-    (*result)->uid = w->uid++;
-    (*result)->is_virtual = true;
-    (*result)->is_free = (*result)->is_by_value = (*result)->is_constant = false;
-    (*result)->ragged_offset = NULL;
-    (*result)->type = WEFT_DATA_FLOAT;
-    return WEFT_STATUS_SUCCESS;
+static weftStatus_t add_tensor(struct op_writer *w, struct tensor **result, const struct tensor *like) {
+    return op_writer_add_tensor(w, result, like, WEFT_DATA_FLOAT);
 }
 
 /* Adds a tensor with one number per channel. */
-static weftStatus_t add_channels(struct writer *w, struct tensor **result, const struct tensor *x) {
+static weftStatus_t add_channels(struct op_writer *w, struct tensor **result, const struct tensor *x) {
     TRY(add_tensor(w, result, x));
     (*result)->dims = channel_dims(x);
     (*result)->strides.count = 0;
@@ -112,7 +98,7 @@ static weftStatus_t add_channels(struct writer *w, struct tensor **result, const
 }
 
 /* Adds a constant with the rank of x, as pointwise operations require. */
-static weftStatus_t add_number(struct writer *w, struct tensor **result, const struct tensor *like, int64_t rank) {
+static weftStatus_t add_number(struct op_writer *w, struct tensor **result, const struct tensor *like, int64_t rank) {
     TRY(descriptor_mirror(w->arena, result, &like->base));
     (*result)->uid = w->uid++;
     (*result)->dims.count = (*result)->strides.count = rank;
@@ -123,7 +109,7 @@ static weftStatus_t add_number(struct writer *w, struct tensor **result, const s
 }
 
 /* Adds the number of elements of a channel. */
-static weftStatus_t add_count(struct writer *w, struct tensor **result, const struct tensor *x) {
+static weftStatus_t add_count(struct op_writer *w, struct tensor **result, const struct tensor *x) {
     float count = (float)(tensor_elements(x) / x->dims.at[1]);
     TRY(add_tensor(w, result, x));
     (*result)->is_virtual = false;
@@ -137,30 +123,13 @@ static weftStatus_t add_count(struct writer *w, struct tensor **result, const st
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
 
-/* Adds an operation with the name of the norm. */
-static void add_op(struct writer *w, struct descriptor *result, const struct op *op, const struct descriptor *norm) {
-    result->magic = norm->magic;
-    result->schema = &op->schema;
-    result->label = norm->label;
-    result->finalized = true;
-    w->ops[w->count++] = result;
-}
-
-static weftStatus_t add_pointwise(struct writer *w, const struct descriptor *norm, weftPointwiseMode_t mode,
+static weftStatus_t add_pointwise(struct op_writer *w, const struct descriptor *norm, weftPointwiseMode_t mode,
                                   struct tensor *x, struct tensor *b, struct tensor *y) {
-    struct pointwise_op *op;
-    struct pointwise *parameters;
-    TRY(arena_alloc(w->arena, &op, sizeof *op));
-    TRY(arena_alloc(w->arena, &parameters, sizeof *parameters));
-    parameters->base.schema = &pointwise_schema;
-    parameters->mode = (int32_t)mode;
-    parameters->math = WEFT_DATA_FLOAT;
-    *op = (struct pointwise_op){.pw = parameters, .x = x, .b = b, .y = y, .alpha1 = 1, .alpha2 = 1};
-    add_op(w, &op->base, &pointwise_op, norm);
-    return WEFT_STATUS_SUCCESS;
+    return op_writer_add_pointwise(w, norm, mode, WEFT_DATA_FLOAT, -1,
+                                   (struct pointwise_operands){.x = x, .b = b, .out = y});
 }
 
-static weftStatus_t add_statistics(struct writer *w, const struct norm_forward *norm, struct tensor *sums[2]) {
+static weftStatus_t add_statistics(struct op_writer *w, const struct norm_forward *norm, struct tensor *sums[2]) {
     struct genstats_op *op;
     TRY(arena_alloc(w->arena, &op, sizeof *op));
     for (int i = 0; i < 2; i++) {
@@ -169,13 +138,13 @@ static weftStatus_t add_statistics(struct writer *w, const struct norm_forward *
     }
     *op = (struct genstats_op){
         .mode = WEFT_GENSTATS_SUM_SQSUM, .math = WEFT_DATA_FLOAT, .x = norm->x, .sum = sums[0], .sq_sum = sums[1]};
-    add_op(w, &op->base, &genstats_op, &norm->base);
+    op_writer_add(w, &op->base, &genstats_op, &norm->base);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* `factors`: the factor of x, and the summand. Calculated in DOUBLE, because float sums would give a variance with an
    error of 2^-24 of the squared mean. */
-static weftStatus_t add_finalize(struct writer *w, const struct norm_forward *norm, struct tensor *const sums[2],
+static weftStatus_t add_finalize(struct op_writer *w, const struct norm_forward *norm, struct tensor *const sums[2],
                                  struct tensor *factors[2]) {
     struct bn_finalize_op *op;
     struct tensor *count;
@@ -200,12 +169,12 @@ static weftStatus_t add_finalize(struct writer *w, const struct norm_forward *no
                                   .saved_inv_variance = norm->inv_variance,
                                   .out_mean = norm->out_mean,
                                   .out_var = norm->out_var};
-    add_op(w, &op->base, &bn_finalize_op, &norm->base);
+    op_writer_add(w, &op->base, &bn_finalize_op, &norm->base);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* The product is not rounded; only the sum is, to y's type. */
-static weftStatus_t add_forward(struct writer *w, const struct norm_forward *norm) {
+static weftStatus_t add_forward(struct op_writer *w, const struct norm_forward *norm) {
     struct tensor *sums[2], *factors[2], *scaled;
     TRY(add_statistics(w, norm, sums));
     TRY(add_finalize(w, norm, sums, factors));
@@ -215,7 +184,7 @@ static weftStatus_t add_forward(struct writer *w, const struct norm_forward *nor
 }
 
 /* Adds the factors of dy and of x, and the summand. */
-static weftStatus_t add_weights(struct writer *w, const struct norm_backward *norm, struct tensor *factors[3]) {
+static weftStatus_t add_weights(struct op_writer *w, const struct norm_backward *norm, struct tensor *factors[3]) {
     struct bn_bwd_weights_op *op;
     TRY(arena_alloc(w->arena, &op, sizeof *op));
     for (int i = 0; i < 3; i++)
@@ -231,12 +200,12 @@ static weftStatus_t add_weights(struct writer *w, const struct norm_backward *no
                                      .eq_scale_dy = factors[0],
                                      .eq_scale_x = factors[1],
                                      .eq_bias = factors[2]};
-    add_op(w, &op->base, &bn_bwd_weights_op, &norm->base);
+    op_writer_add(w, &op->base, &bn_bwd_weights_op, &norm->base);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* dx = of_dy dy + (of_x x + rest): the term of x and the rest may be large and cancel, so they are added first. */
-static weftStatus_t add_backward(struct writer *w, const struct norm_backward *norm) {
+static weftStatus_t add_backward(struct op_writer *w, const struct norm_backward *norm) {
     struct tensor *factors[3], *result[3];
     const struct descriptor *base = &norm->base;
     TRY(add_weights(w, norm, factors));
@@ -249,7 +218,7 @@ static weftStatus_t add_backward(struct writer *w, const struct norm_backward *n
 }
 
 /* Adds 1 / sqrt(variance + epsilon), for each channel. */
-static weftStatus_t add_inverse(struct writer *w, const struct norm_forward *norm, struct tensor **inverse) {
+static weftStatus_t add_inverse(struct op_writer *w, const struct norm_forward *norm, struct tensor **inverse) {
     struct tensor *sum, *epsilon;
     TRY(add_channels(w, &sum, norm->x));
     TRY(add_channels(w, inverse, norm->x));
@@ -259,7 +228,7 @@ static weftStatus_t add_inverse(struct writer *w, const struct norm_forward *nor
 }
 
 /* y = (x - mean) inverse scale + bias; absent operands are omitted. */
-static weftStatus_t add_inference(struct writer *w, const struct norm_forward *norm) {
+static weftStatus_t add_inference(struct op_writer *w, const struct norm_forward *norm) {
     struct tensor *mean = norm->mean ? norm->mean : norm->in_running_mean, *inverse = norm->inv_variance, *x = norm->x;
     if (!norm->mean)
         TRY(add_inverse(w, norm, &inverse));
@@ -279,7 +248,7 @@ static weftStatus_t add_inference(struct writer *w, const struct norm_forward *n
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t add_parts(struct writer *w, const struct descriptor *norm) {
+static weftStatus_t add_parts(struct op_writer *w, const struct descriptor *norm) {
     if (op_of(norm) == &norm_backward_op)
         return add_backward(w, (const struct norm_backward *)norm);
     const struct norm_forward *forward = (const struct norm_forward *)norm;
@@ -288,7 +257,7 @@ static weftStatus_t add_parts(struct writer *w, const struct descriptor *norm) {
 
 weftStatus_t batch_norms_part(const struct graph **result, const struct graph *graph, const bool *is_apart,
                               struct arena *arena) {
-    struct writer w = {.graph = graph, .arena = arena};
+    struct op_writer w = {.arena = arena};
     w.uid = max64(graph->values[graph->value_count - 1].tensor->uid, 0) + 1;
     TRY(arena_alloc(arena, &w.ops, (size_t)graph->node_count * PARTS * sizeof *w.ops));
     for (int n = 0; n < graph->node_count; n++) {

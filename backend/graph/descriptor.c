@@ -560,6 +560,10 @@ weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeN
     return WEFT_STATUS_SUCCESS;
 }
 
+void descriptor_mark_set(struct descriptor *descriptor, weftBackendAttributeName_t name) {
+    descriptor->set_rows |= row_bit(descriptor->schema, schema_find_row(descriptor->schema, name));
+}
+
 void descriptor_unset(struct descriptor *descriptor, weftBackendAttributeName_t name) {
     const struct row *row = schema_find_row(descriptor->schema, name);
     release_row(descriptor, row);

@@ -26,6 +26,9 @@ struct setting {
 weftStatus_t descriptor_build(struct descriptor **out, const struct schema *schema, const struct setting *settings,
                               size_t count);
 
+/* Marks an attribute as set by the user, after its field was written directly. */
+void descriptor_mark_set(struct descriptor *descriptor, weftBackendAttributeName_t name);
+
 /* Unsets a tensor or another descriptor that a row holds. */
 void descriptor_unset(struct descriptor *descriptor, weftBackendAttributeName_t name);
 

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finalizes a graph: collects its tensors as values, each with one uid and one producer; turns its operations into
-   nodes in topological order; lists the readers of each value. It does not plan, and does not know engines. Every step
-   is O(n log n) in the number of operands, so that graphs of thousands of operations are fast. */
+/* Finalizes a graph: collects its tensors as values, each with one uid and one producer; turns its operations, or the
+   parts of composite ones, into nodes in topological order; lists the readers of each value. It does not plan, and does
+   not know engines. Every step is O(n log n) in the number of operands, so that graphs of thousands of operations are
+   fast. */
 #include "graph/graph.h"
+#include "graph/op_writer.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -84,17 +86,24 @@ int graph_find_value(const struct graph *graph, const struct tensor *tensor) {
     return value >= 0 && graph->values[value].tensor == tensor ? value : -1;
 }
 
+/* The operations that become nodes, and what each completes (struct node). */
+struct node_ops {
+    int count;
+    struct descriptor **ops;
+    struct descriptor **completes;
+};
+
 /* Collects every tensor once, sorted by uid; rejects two tensors with the same uid. */
-static weftStatus_t collect_values(struct graph *graph) {
+static weftStatus_t collect_values(struct graph *graph, const struct node_ops *of) {
     int operands = 0;
-    for (int64_t i = 0; i < graph->ops.count; i++)
-        TRY(op_each_operand(graph->ops.descriptors[i], count_operand, &operands));
+    for (int i = 0; i < of->count; i++)
+        TRY(op_each_operand(of->ops[i], count_operand, &operands));
     graph->value_count = 0;
     /* As long as the number of operands: a tensor that several operations use is collected several times, and
        duplicates are removed below. */
     TRY(arena_alloc(&graph->base.arena, &graph->values, (size_t)operands * sizeof *graph->values));
-    for (int64_t i = 0; i < graph->ops.count; i++)
-        TRY(op_each_operand(graph->ops.descriptors[i], collect_value, graph));
+    for (int i = 0; i < of->count; i++)
+        TRY(op_each_operand(of->ops[i], collect_value, graph));
     /* Uses of one tensor are adjacent, so it is enough to compare with the last value. */
     qsort(graph->values, (size_t)operands, sizeof *graph->values, by_uid_then_address);
     int count = 0;
@@ -157,13 +166,44 @@ static weftStatus_t check_listed_once(const struct graph *graph, struct arena *s
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Replaces composite operations by their parts, whose tensors get uids after those of the graph. Values have been
+   collected from the graph's list, and are collected again if it has composite operations. */
+static weftStatus_t decompose(struct node_ops *of, struct graph *graph) {
+    struct op_writer w = {.arena = &graph->base.arena};
+    int composite = 0;
+    for (int i = 0; i < of->count; i++)
+        composite += op_of(of->ops[i])->decompose != NULL;
+    if (composite == 0)
+        return WEFT_STATUS_SUCCESS;
+    size_t most = (size_t)(of->count - composite) + (size_t)composite * DECOMPOSITION_MAX;
+    int64_t last = graph->values[graph->value_count - 1].tensor->uid;
+    if (last >= INT64_MAX - (int64_t)most)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+             "%s: uid %lld leaves no numbers for the tensors within composite operations. Use smaller uids.",
+             descriptor_label(&graph->base), (long long)last);
+    w.uid = last < 0 ? 1 : last + 1;
+    struct descriptor **completes;
+    TRY(arena_alloc(&graph->base.arena, &w.ops, most * sizeof(void *)));
+    TRY(arena_alloc(&graph->base.arena, &completes, most * sizeof(void *)));
+    for (int i = 0; i < of->count; i++) {
+        if (op_of(of->ops[i])->decompose)
+            TRY(op_of(of->ops[i])->decompose(of->ops[i], &w));
+        else
+            w.ops[w.count++] = of->ops[i];
+        completes[w.count - 1] = of->ops[i];
+    }
+    *of = (struct node_ops){w.count, w.ops, completes};
+    return collect_values(graph, of);
+}
+
 /* Creates one node per operation, in the user's order, and binds it to the values. */
-static weftStatus_t make_nodes(struct graph *graph) {
-    graph->node_count = (int)graph->ops.count;
+static weftStatus_t make_nodes(struct graph *graph, const struct node_ops *of) {
+    graph->node_count = of->count;
     TRY(arena_alloc(&graph->base.arena, &graph->nodes, (size_t)graph->node_count * sizeof *graph->nodes));
     for (int i = 0; i < graph->node_count; i++) {
         struct node *node = &graph->nodes[i];
-        node->op = graph->ops.descriptors[i];
+        node->op = of->ops[i];
+        node->completes = of->completes[i];
         /* Two parallel arrays with one entry per operand, in the order of rows. */
         int operands = 0;
         TRY(op_each_operand(node->op, count_operand, &operands));
@@ -315,9 +355,11 @@ weftStatus_t graph_check_closed(const struct graph *graph) {
 /* Each step relies on the previous ones: values are found by uid, producers by values, the order by producers, readers
    by the order. */
 static weftStatus_t make_graph(struct graph *graph, struct arena *scratch) {
+    struct node_ops of = {(int)graph->ops.count, graph->ops.descriptors, graph->ops.descriptors};
     TRY(check_listed_once(graph, scratch));
-    TRY(collect_values(graph));
-    TRY(make_nodes(graph));
+    TRY(collect_values(graph, &of));
+    TRY(decompose(&of, graph));
+    TRY(make_nodes(graph, &of));
     TRY(sort_nodes(graph, scratch));
     TRY(note_readers(graph, scratch));
     return graph->handle ? graph_check_closed(graph) : WEFT_STATUS_SUCCESS; /* a graph without a handle may be part of

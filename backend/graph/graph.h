@@ -15,6 +15,9 @@ struct value {
 
 struct node {
     const struct descriptor *op;
+    /* The operation of the graph's list that the node completes: op itself, or the composite operation whose last part
+       it is; NULL for its other parts. */
+    const struct descriptor *completes;
     int operand_count; /* in row order, like the visits of op_each_operand */
     int *operands;     /* indices of values */
     bool *is_output;   /* per operand */

@@ -41,6 +41,9 @@ struct placement {
 
 struct graph;
 struct expansion;
+struct op_writer;
+
+enum { DECOMPOSITION_MAX = 16 }; /* maximum number of operations that replace a composite one */
 
 /* The memory of a graph's values, and scratch memory of the size that the operation requested. */
 struct bindings {
@@ -73,7 +76,10 @@ struct op {
     weftStatus_t (*check_indices)(const struct descriptor *op, const struct bindings *bindings);
     /* The formula as instructions over rows (graph/expansion.h), for the engines; NULL if it does not combine rows. */
     weftStatus_t (*expand)(const struct descriptor *op, struct expansion *expansion);
-    /* Computes all outputs; this defines the operation. */
+    /* For composite operations: writes the primitive operations, at most DECOMPOSITION_MAX, that are the nodes of a
+       graph instead of this one; the last one writes its output. NULL for all others. */
+    weftStatus_t (*decompose)(const struct descriptor *op, struct op_writer *writer);
+    /* Computes all outputs; this defines the operation. NULL if it is composite. */
     void (*reference)(const struct descriptor *op, const struct bindings *bindings);
     /* Offset in bytes from the start of `out` at which input `in` may be stored, because writing it there has no
        effect; -1 if it may not. NULL: never. The rows' in_place is about inputs that are overwritten instead. */

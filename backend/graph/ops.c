@@ -9,6 +9,7 @@
 #include "graph/ops/causal_conv.h"
 #include "graph/ops/concat.h"
 #include "graph/ops/convolution.h"
+#include "graph/ops/diagonal_band_mask.h"
 #include "graph/ops/genstats.h"
 #include "graph/ops/matmul.h"
 #include "graph/ops/moe.h"
@@ -39,6 +40,7 @@ const struct op *const ops[] = {
     &bn_finalize_op,
     &bn_bwd_weights_op,
     &softmax_op,
+    &diagonal_band_mask_op,
     &reduction_op,
     &reshape_op,
     &transpose_op,

@@ -286,7 +286,8 @@ static weftStatus_t save_graph(struct byte_writer *writer, const struct graph *g
     struct listing listing = {0};
     /* In an order in which they can be finalized: producers first, because shapes are inferred from them. */
     for (int i = 0; i < graph->node_count; i++)
-        list_descriptors(&listing, graph->nodes[i].op);
+        if (graph->nodes[i].completes)
+            list_descriptors(&listing, graph->nodes[i].completes);
     list_descriptors(&listing, &graph->base);
     byte_put_i64(writer, listing.count);
     for (int64_t i = 0; i < listing.count && !listing.failed; i++)

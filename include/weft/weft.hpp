@@ -1107,17 +1107,10 @@ class RoPE_attributes : public Rotary_attributes<RoPE_attributes> {};
 class RoPE_backward_attributes : public Rotary_attributes<RoPE_backward_attributes> {};
 
 /** Attributes of diagonal_band_mask: which scores are kept. */
-class DiagonalBandMask_attributes : public detail::Attributes<DiagonalBandMask_attributes> {
+class DiagonalBandMask_attributes : public Diagonal_band_mask_options<DiagonalBandMask_attributes> {
   public:
-    /** Comparison of row and column indices; default CMP_GT. */
-    DiagonalBandMask_attributes &set_comparison_mode(PointwiseMode_t mode) {
-        comparison_mode_ = mode;
-        return *this;
-    }
-    PointwiseMode_t get_comparison_mode() const { return comparison_mode_; }
-
-  private:
-    PointwiseMode_t comparison_mode_ = PointwiseMode_t::CMP_GT;
+    /** The default comparison is CMP_GT. */
+    DiagonalBandMask_attributes() { set_comparison_mode(PointwiseMode_t::CMP_GT); }
 };
 
 class PagedCacheLoad_attributes : public detail::Attributes<PagedCacheLoad_attributes> {};
@@ -1686,7 +1679,7 @@ class Graph : public detail::Operations {
     Tensor diagonal_band_mask(const Tensor &x, const Operand &b, const Tensor &seq_len_q, const Tensor &seq_len_kv,
                               const Tensor &left_bound, const Tensor &shift_right_bound,
                               const DiagonalBandMask_attributes &attributes);
-    /** The same; cumulative lengths are not supported. */
+    /** The same, with lengths or their running sums. */
     Tensor diagonal_band_mask(const Tensor &x, const Operand &b, const Tensor &seq_len_q, const Tensor &seq_len_kv,
                               const Tensor &cu_seq_len_q, const Tensor &cu_seq_len_kv, const Tensor &left_bound,
                               const Tensor &shift_right_bound, DiagonalBandMask_attributes attributes);
@@ -1941,6 +1934,30 @@ inline Tensor Graph::slice(const Operand &input, const Slice_attributes &attribu
     return record("slice", WEFT_BACKEND_OPERATION_SLICE_DESCRIPTOR, attributes, std::nullopt,
                   {{WEFT_ATTR_OPERATION_SLICE_XDESC, "input", input, true}},
                   {{WEFT_ATTR_OPERATION_SLICE_YDESC, "Y", false, true, true}})[0];
+}
+
+inline Tensor Graph::diagonal_band_mask(const Tensor &x, const Operand &b, const Tensor &seq_len_q,
+                                        const Tensor &seq_len_kv, const Tensor &left_bound,
+                                        const Tensor &shift_right_bound,
+                                        const DiagonalBandMask_attributes &attributes) {
+    return diagonal_band_mask(x, b, seq_len_q, seq_len_kv, nullptr, nullptr, left_bound, shift_right_bound, attributes);
+}
+
+inline Tensor Graph::diagonal_band_mask(const Tensor &x, const Operand &b, const Tensor &seq_len_q,
+                                        const Tensor &seq_len_kv, const Tensor &cu_seq_len_q,
+                                        const Tensor &cu_seq_len_kv, const Tensor &left_bound,
+                                        const Tensor &shift_right_bound, DiagonalBandMask_attributes attributes) {
+    return record("diagonal_band_mask", WEFT_BACKEND_OPERATION_DIAGONAL_BAND_MASK_DESCRIPTOR, attributes, std::nullopt,
+                  {{WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_XDESC, "x", x, true},
+                   {WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_BDESC, "b", b, true},
+                   {WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_SEQ_LEN_QDESC, "seq_len_q", seq_len_q, false},
+                   {WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_SEQ_LEN_KVDESC, "seq_len_kv", seq_len_kv, false},
+                   {WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_CU_SEQ_LEN_QDESC, "cu_seq_len_q", cu_seq_len_q, false},
+                   {WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_CU_SEQ_LEN_KVDESC, "cu_seq_len_kv", cu_seq_len_kv, false},
+                   {WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_LEFT_BOUND_DESC, "left_bound", left_bound, false},
+                   {WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_SHIFT_RIGHT_BOUND_DESC, "shift_right_bound",
+                    shift_right_bound, false}},
+                  {{WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_YDESC, "Y", false, true, true}})[0];
 }
 
 inline std::array<Tensor, 2> Graph::resample(const Operand &input, Resample_attributes attributes) {

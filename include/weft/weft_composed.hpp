@@ -186,42 +186,6 @@ inline std::array<Tensor, 2> Graph::block_scale_quantize(const Operand &input,
     return {made[0], made[1]};
 }
 
-/* ---- Masks ------------------------------------------------------------------------------------------------------- */
-
-inline Tensor Graph::diagonal_band_mask(const Tensor &x, const Operand &b, const Tensor &seq_len_q,
-                                        const Tensor &seq_len_kv, const Tensor &left_bound,
-                                        const Tensor &shift_right_bound,
-                                        const DiagonalBandMask_attributes &attributes) {
-    auto index = [&](std::int64_t axis) {
-        Tensor made = gen_index(x, axis);
-        made->set_data_type(DataType_t::INT32);
-        return made;
-    };
-    Tensor row = index(2), column = index(3);
-    if (seq_len_q && seq_len_kv && left_bound)
-        column = add(column, sub(seq_len_q, seq_len_kv));
-    else if (seq_len_q && seq_len_kv)
-        row = add(row, sub(seq_len_kv, seq_len_q));
-    if (left_bound)
-        column = add(column, left_bound);
-    if (shift_right_bound)
-        row = add(row, shift_right_bound);
-    Tensor kept = left_bound
-                      ? pointwise(column, row, Pointwise_attributes().set_mode(attributes.get_comparison_mode()))
-                      : pointwise(row, column, Pointwise_attributes().set_mode(attributes.get_comparison_mode()));
-    return binary_select(x, b, kept, Pointwise_attributes().set_name(attributes.name_));
-}
-
-inline Tensor Graph::diagonal_band_mask(const Tensor &x, const Operand &b, const Tensor &seq_len_q,
-                                        const Tensor &seq_len_kv, const Tensor &cu_seq_len_q,
-                                        const Tensor &cu_seq_len_kv, const Tensor &left_bound,
-                                        const Tensor &shift_right_bound, DiagonalBandMask_attributes attributes) {
-    if (cu_seq_len_q || cu_seq_len_kv)
-        return refused("diagonal_band_mask", std::move(attributes),
-                       "running sums of lengths are given. Give the lengths, [B, 1, 1, 1], or let sdpa mask.");
-    return diagonal_band_mask(x, b, seq_len_q, seq_len_kv, left_bound, shift_right_bound, attributes);
-}
-
 } // namespace weft::frontend::graph
 
 #endif

@@ -1462,6 +1462,49 @@ class Softmax_attributes : public detail::Attributes<Softmax_attributes> {
         return this->template get_value<bool>(WEFT_ATTR_OPERATION_SOFTMAX_INFINITE_IS_NAN_EXT).value_or(false);
     }
 };
+/** Attributes of diagonal_band_mask: scores within a band along the diagonal. */
+template <class Self> class Diagonal_band_mask_options : public detail::Attributes<Self> {
+  public:
+    /** the comparison, a CMP_ mode; CMP_GE without bounds keeps col <= row, the causal mask */
+    Self &set_comparison_mode(PointwiseMode_t values) {
+        this->put(WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_COMPARISON_MODE, WEFT_TYPE_POINTWISE_MODE, values);
+        return this->self();
+    }
+    PointwiseMode_t get_comparison_mode() const {
+        return this->template get_value<PointwiseMode_t>(WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_COMPARISON_MODE)
+            .value_or(PointwiseMode_t::NOT_SET);
+    }
+    /** queries in use of each batch, INT32 or INT64; subtracted from the row index */
+    Self &set_seq_len_q(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_SEQ_LEN_QDESC, "seq_len_q", values);
+        return this->self();
+    }
+    /** keys in use of each batch, INT32 or INT64; added to the row index */
+    Self &set_seq_len_kv(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_SEQ_LEN_KVDESC, "seq_len_kv", values);
+        return this->self();
+    }
+    /** compares col + left_bound with row; FLOAT, INT32 or INT64 */
+    Self &set_left_bound(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_LEFT_BOUND_DESC, "left_bound", values);
+        return this->self();
+    }
+    /** compares row + shift_right_bound with col; FLOAT, INT32 or INT64; unset: 0 */
+    Self &set_shift_right_bound(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_SHIFT_RIGHT_BOUND_DESC, "shift_right_bound", values);
+        return this->self();
+    }
+    /** running sums of seq_len_q, which they replace */
+    Self &set_cu_seq_len_q(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_CU_SEQ_LEN_QDESC, "cu_seq_len_q", values);
+        return this->self();
+    }
+    /** running sums of seq_len_kv, which they replace */
+    Self &set_cu_seq_len_kv(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_CU_SEQ_LEN_KVDESC, "cu_seq_len_kv", values);
+        return this->self();
+    }
+};
 /** Attributes of reduction: reduction of whole dimensions or of groups of adjacent elements. */
 template <class Self> class Reduction_options : public detail::Attributes<Self> {
   public:

@@ -4107,6 +4107,76 @@ class Ops:
         outputs = self._operation("softmax", "softmax", values, results, compute_data_type, name)
         return outputs[0]
 
+    def diagonal_band_mask(
+        self,
+        x: Operand,
+        b: Operand,
+        comparison_mode: enums.pointwise_mode | str,
+        seq_len_q: Operand | None = None,
+        seq_len_kv: Operand | None = None,
+        left_bound: Operand | None = None,
+        shift_right_bound: Operand | None = None,
+        cu_seq_len_q: Operand | None = None,
+        cu_seq_len_kv: Operand | None = None,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Scores within a band along the diagonal.
+
+            y = compare(row + shift_right_bound, col) ? x : b, or with left_bound compare(col + left_bound,
+                row) ? x : b
+
+        Args:
+            x: scores, [.., Sq, Skv].
+            b: fill value of masked elements, [1..].
+            comparison_mode: the comparison, a CMP_ mode; CMP_GE without bounds keeps col <= row, the causal
+                mask.
+            seq_len_q: queries in use of each batch, INT32 or INT64; subtracted from the row index, [B, 1, 1,
+                1]; optional.
+            seq_len_kv: keys in use of each batch, INT32 or INT64; added to the row index, [B, 1, 1, 1];
+                optional.
+            left_bound: compares col + left_bound with row; FLOAT, INT32 or INT64, [1..]; optional.
+            shift_right_bound: compares row + shift_right_bound with col; FLOAT, INT32 or INT64; unset: 0,
+                [1..].
+            cu_seq_len_q: running sums of seq_len_q, which they replace, [B + 1, 1, 1, 1]; optional.
+            cu_seq_len_kv: running sums of seq_len_kv, which they replace, [B + 1, 1, 1, 1]; optional.
+            compute_data_type: accepted and ignored.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            y: x where the comparison holds, otherwise b, like x.
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of x; virtual results have the compute
+                type, or DOUBLE.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.diagonal_band_mask(np.ones((2, 3), "f4"), 0.0, "CMP_GE")
+        >>> g()
+        array([[1., 0., 0.],
+               [1., 1., 0.]], dtype=float32)
+        """
+        values = {
+            "x": x,
+            "b": b,
+            "comparison_mode": comparison_mode,
+            "seq_len_q": seq_len_q,
+            "seq_len_kv": seq_len_kv,
+            "left_bound": left_bound,
+            "shift_right_bound": shift_right_bound,
+            "cu_seq_len_q": cu_seq_len_q,
+            "cu_seq_len_kv": cu_seq_len_kv,
+        }
+        results = ("y",)
+        outputs = self._operation(
+            "diagonal_band_mask", "diagonal_band_mask", values, results, compute_data_type, name
+        )
+        return outputs[0]
+
     def reduction(
         self,
         input: Operand,

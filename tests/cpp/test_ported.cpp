@@ -381,12 +381,6 @@ static void operations_that_are_refused() {
     FAILS(paged.validate(), INVALID_VALUE,
           "graph: paged_cache_load 'load': Weft has no such operation. Give the page tables to sdpa: "
           "set_paged_attention_k_table() and set_paged_attention_v_table().");
-    fe::graph::Graph band = floats();
-    band.diagonal_band_mask(x, 0.0f, nullptr, nullptr, s, nullptr, nullptr, nullptr,
-                            fe::graph::DiagonalBandMask_attributes().set_name("band"));
-    FAILS(band.validate(), INVALID_VALUE,
-          "graph: diagonal_band_mask 'band': running sums of lengths are given. Give the lengths, [B, 1, 1, 1], or let "
-          "sdpa mask.");
 }
 
 /* ---- Score modifiers ---- */

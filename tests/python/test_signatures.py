@@ -100,8 +100,8 @@ WHOLE = {
 
 # Not in cuDNN's Python frontend: Weft's own methods may grow, but each is listed here.
 OURS = """
-atan2 bn_finalize causal_conv1d causal_conv1d_backward dbn_weight floor_mod groupnorm groupnorm_backward
-resample resample_backward rng
+atan2 bn_finalize causal_conv1d causal_conv1d_backward dbn_weight diagonal_band_mask floor_mod groupnorm
+groupnorm_backward resample resample_backward rng
 scaled_dot_product_flash_attention scaled_dot_product_flash_attention_backward softmax
 """
 
@@ -207,6 +207,7 @@ OPERANDS = {"Operand", "Operand | None", "Tensor | None"}
 OTHERS = {
     "axis": 0,
     "block_size": 2,
+    "comparison_mode": "CMP_GE",
     "distribution": "UNIFORM",
     "inputs": [],
     "mode": "ADD",

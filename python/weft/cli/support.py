@@ -96,6 +96,7 @@ _EXAMPLES: dict[str, Callable[[_Example], Any]] = {
     ),
     "dbn_weight": lambda e: e.g.dbn_weight(e.t(*FULL), e.t(*FULL), *(e.t(*CHANNEL) for _ in range(3))),
     "softmax": lambda e: e.g.softmax(e.t(4, 8)),
+    "diagonal_band_mask": lambda e: e.g.diagonal_band_mask(e.t(4, 8), 0.0, "CMP_GE"),
     "reduction": lambda e: e.g.reduction(e.t(4, 8), "ADD", dims=[1]),
     "reshape": lambda e: e.g.reshape(e.t(4, 8)).set_dim([32]),
     "transpose": lambda e: e.g.transpose(e.t(4, 8), [1, 0]),

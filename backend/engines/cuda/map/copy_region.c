@@ -45,7 +45,7 @@ static int add_between(struct small_graph *small, const struct tensor *like) {
 static void add_node(struct small_graph *small, const struct descriptor *op, int count, const int operands[]) {
     int n = small->graph.node_count++;
     small->numbers[n] = n;
-    small->nodes[n] = (struct node){op, count, small->operands[n], small->is_output[n]};
+    small->nodes[n] = (struct node){op, op, count, small->operands[n], small->is_output[n]};
     for (int k = 0; k < count; k++) {
         struct value *value = &small->values[operands[k]];
         small->operands[n][k] = operands[k];
