@@ -1468,8 +1468,131 @@ static void test_short_forms(void) {
     drop(x), drop(y), drop(op), drop(graph), drop(plan);
 }
 
+/* ---- Attention with a nested softmax ----------------------------------------------------------------------------- */
+
+enum { SCORE_ROWS = 2 * 2 * 3, KEYS = 5, WIDTH = 4 };
+
+/* Tensors of an attention, by uid. Weights and scores are virtual, [2, 2, 3, 5]. */
+enum { ATTENTION_Q = 1, ATTENTION_K, ATTENTION_V, ATTENTION_O, ATTENTION_SINK, ATTENTION_STATS, ATTENTION_SCORES };
+
+struct attention_tensors {
+    desc q, k, v, o, sink, stats, scores, weights;
+};
+
+static desc virtual_scores(int64_t uid, int64_t keys) {
+    desc tensor = open_tensor(uid, DIMS(2, 2, 3, keys));
+    MUST(set_flag(tensor, WEFT_ATTR_TENSOR_IS_VIRTUAL, true));
+    return finalized(tensor);
+}
+
+static struct attention_tensors attention_tensors(void) {
+    return (struct attention_tensors){.q = tensor(ATTENTION_Q, DIMS(2, 2, 3, WIDTH)),
+                                      .k = tensor(ATTENTION_K, DIMS(2, 2, KEYS, WIDTH)),
+                                      .v = tensor(ATTENTION_V, DIMS(2, 2, KEYS, WIDTH)),
+                                      .o = tensor(ATTENTION_O, DIMS(2, 2, 3, WIDTH)),
+                                      .sink = tensor(ATTENTION_SINK, DIMS(1, 2, 1, 1)),
+                                      .stats = tensor(ATTENTION_STATS, DIMS(2, 2, 3, 1)),
+                                      .scores = virtual_scores(ATTENTION_SCORES, KEYS),
+                                      .weights = virtual_scores(ATTENTION_SCORES + 1, KEYS)};
+}
+
+static void drop_tensors(struct attention_tensors *t) {
+    desc all[] = {t->q, t->k, t->v, t->o, t->sink, t->stats, t->scores, t->weights};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        drop(all[i]);
+}
+
+static desc open_attention(const struct attention_tensors *t) {
+    desc op = make(WEFT_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR);
+    MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_QDESC, t->q));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_KDESC, t->k));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_VDESC, t->v));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_ODESC, t->o));
+    MUST(set_text(op, WEFT_ATTR_NAME_EXT, "a"));
+    return op;
+}
+
+static desc open_softmax(desc x, desc y, desc sink, desc stats) {
+    desc softmax = make(WEFT_BACKEND_OPERATION_SOFTMAX_DESCRIPTOR);
+    MUST(set_held(softmax, WEFT_ATTR_OPERATION_SOFTMAX_XDESC, x));
+    MUST(set_held(softmax, WEFT_ATTR_OPERATION_SOFTMAX_YDESC, y));
+    if (sink)
+        MUST(set_held(softmax, WEFT_ATTR_OPERATION_SOFTMAX_SINK_DESC, sink));
+    if (stats)
+        MUST(set_held(softmax, WEFT_ATTR_OPERATION_SOFTMAX_STATS_DESC, stats));
+    return softmax;
+}
+
+/* Runs one attention with a sink and statistics, given by a nested softmax or by its own attributes. */
+static void run_attention(bool is_nested, float o[SCORE_ROWS * WIDTH], float stats[SCORE_ROWS]) {
+    struct attention_tensors t = attention_tensors();
+    desc op = open_attention(&t);
+    if (is_nested) {
+        desc softmax = finalized(open_softmax(t.scores, t.weights, t.sink, t.stats));
+        MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_SOFTMAX_DESC, softmax));
+        drop(softmax);
+    } else {
+        MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_SINK_DESC_EXT, t.sink));
+        MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_STATSDESC, t.stats));
+    }
+    finalized(op);
+    desc graph = graph_of(1, &op), plan = plan_of(graph);
+    float numbers[2 * 2 * KEYS * WIDTH];
+    for (int i = 0; i < 2 * 2 * KEYS * WIDTH; i++)
+        numbers[i] = (float)(i % 7) * 0.25f - 0.5f;
+    uint64_t addresses[ATTENTION_STATS];
+    float *const memory[] = {numbers, numbers, numbers, o, numbers, stats};
+    for (int i = 0; i < ATTENTION_STATS; i++)
+        addresses[i] = (uint64_t)(uintptr_t)memory[i];
+    void *workspace = NULL;
+    int64_t bytes = get_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
+    CHECK(!posix_memalign(&workspace, 256, (size_t)bytes + 1), "no memory");
+    MUST(weftExecute(plan, ATTENTION_STATS, addresses, workspace, NULL));
+    free(workspace);
+    drop(plan), drop(graph);
+    drop_tensors(&t);
+}
+
+static void refuse_softmax(const struct attention_tensors *t, desc softmax, weftStatus_t status, const char *message) {
+    desc op = open_attention(t);
+    finalized(softmax);
+    MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_STATSDESC, t->stats));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_SOFTMAX_DESC, softmax));
+    REFUSED(weftBackendFinalize(op), status, "sdpa_fwd 'a': %s", message);
+    drop(softmax), drop(op);
+}
+
+static void test_nested_softmax(void) {
+    float o[2][SCORE_ROWS * WIDTH], stats[2][SCORE_ROWS];
+    for (int i = 0; i < 2; i++)
+        run_attention(i, o[i], stats[i]);
+    CHECK(!memcmp(o[0], o[1], sizeof *o) && !memcmp(stats[0], stats[1], sizeof *stats), "results differ");
+
+    struct attention_tensors t = attention_tensors();
+    desc narrow = virtual_scores(20, KEYS - 1), narrow_y = virtual_scores(21, KEYS - 1);
+    desc stored = tensor(22, DIMS(2, 2, 3, KEYS)), other = tensor(23, DIMS(2, 2, 3, 1));
+    refuse_softmax(&t, open_softmax(narrow, narrow_y, NULL, NULL), WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+                   "x of the nested softmax has dims [2,2,3,4], expected [2,2,3,5]. Give it the dims of the scores.");
+    refuse_softmax(&t, open_softmax(t.scores, stored, NULL, NULL), WEFT_STATUS_NOT_SUPPORTED,
+                   "y of the nested softmax is in memory, but attention stores neither scores nor weights. Make it "
+                   "virtual.");
+    refuse_softmax(&t, open_softmax(t.scores, t.weights, NULL, other), WEFT_STATUS_BAD_PARAM,
+                   "stats is set, and the nested softmax has another one. Set one of them.");
+    desc along_rows = open_softmax(t.scores, t.weights, NULL, NULL);
+    MUST(set_number(along_rows, WEFT_ATTR_OPERATION_SOFTMAX_AXIS_EXT, 2));
+    refuse_softmax(&t, along_rows, WEFT_STATUS_NOT_SUPPORTED,
+                   "the nested softmax has axis 2, but attention normalizes the last dimension. Leave it unset.");
+    desc log2 = open_softmax(t.scores, t.weights, NULL, t.stats);
+    MUST(set_flag(log2, WEFT_ATTR_OPERATION_SOFTMAX_STATS_LOG2, true));
+    refuse_softmax(&t, log2, WEFT_STATUS_NOT_SUPPORTED,
+                   "the nested softmax has stats_log2, which attention does not support. Leave it unset.");
+    drop(narrow), drop(narrow_y), drop(stored), drop(other);
+    drop_tensors(&t);
+}
+
 int main(void) {
     RUN(test_short_forms());
+    RUN(test_nested_softmax());
     RUN(test_handle_destroyed_first());
     RUN(test_engines());
     RUN(test_knobs());

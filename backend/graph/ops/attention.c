@@ -19,6 +19,9 @@
 #include "graph/ops/attention_indices.h"
 #include "graph/ops/attention_reference.h"
 #include "graph/ops/attention_rules.h"
+#include "graph/ops/softmax.h"
+
+#include <string.h>
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
@@ -107,7 +110,7 @@ static const struct row forward_rows[] = {
     FWD_TENSOR(INPUT, a.modifier.operands, SUBGRAPH_OPERANDS_EXT, "subgraph_operands", .storage = STORE_LIST,
                .shape = "[B, Hq, Sq, Skv] or 1s", .doc = "operands other than the scores; determined automatically"),
     FWD_VALUE(BACKEND_DESCRIPTOR, softmax, SOFTMAX_DESC, "softmax", .target = WEFT_BACKEND_OPERATION_SOFTMAX_DESCRIPTOR,
-              .doc = "statistics and sink as a nested operation; not supported"),
+              .doc = "statistics and sink as a nested operation, whose tensors become those of the attention"),
     FWD_TENSOR(INPUT, a.cu_seq_len_q, CU_SEQ_LEN_QDESC, "cu_seq_len_q", .shape = "[B + 1, 1, 1, 1]",
                .doc = "cumulative number of queries in use, INT32 or INT64, instead of seq_len_q"),
     FWD_TENSOR(INPUT, a.cu_seq_len_kv, CU_SEQ_LEN_KVDESC, "cu_seq_len_kv", .shape = "[B + 1, 1, 1, 1]",
@@ -330,10 +333,66 @@ static bool cudnn_strides(const struct descriptor *op, const struct tensor *out,
     return true;
 }
 
-/* ---- Finalizing: the operands of a score modifier are determined before all other checks  */
+/* ---- Finalizing: the operands of a nested softmax and a score modifier are determined before all other checks ---- */
+
+/* Refuses a nested softmax that differs from the one that attention computes. */
+static weftStatus_t check_softmax(const struct sdpa_fwd_op *op, const struct softmax_op *softmax) {
+    const char *label = descriptor_label(&op->base);
+    const struct tensor *const inner[] = {softmax->x, softmax->y};
+    /* Operands without dims, or of another rank, are refused later. */
+    if (op->a.q->dims.count == 4 && op->a.k->dims.count == 4) {
+        const struct dims *q = &op->a.q->dims, *x = &softmax->x->dims;
+        const int64_t scores[] = {q->at[0], q->at[1], q->at[2], attention_keys(&op->a)};
+        if (x->count != 4 || memcmp(x->at, scores, sizeof scores) != 0)
+            FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+                 "%s: x of the nested softmax has dims %s, expected %s. Give it the dims of the scores.", label,
+                 tensor_dims_text(softmax->x), numbers_text(scores, 4));
+    }
+    for (int i = 0; i < 2; i++)
+        if (!inner[i]->is_virtual)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED,
+                 "%s: %s of the nested softmax is in memory, but attention stores neither scores nor weights. Make it "
+                 "virtual.",
+                 label, i ? "y" : "x");
+    if (softmax_axis(softmax) != softmax->x->dims.count - 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED,
+             "%s: the nested softmax has axis %lld, but attention normalizes the last dimension. Leave it unset.",
+             label, (long long)softmax->axis);
+    if (softmax->is_stats_log2 || softmax->is_infinite_nan)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED,
+             "%s: the nested softmax has %s, which attention does not support. Leave it unset.", label,
+             softmax->is_stats_log2 ? "stats_log2" : "infinite_is_nan");
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Moves the sink and the statistics of a nested softmax into the attention's own attributes, from which everything else
+   reads them. */
+static weftStatus_t take_softmax(struct sdpa_fwd_op *op) {
+    const struct softmax_op *softmax = (const struct softmax_op *)op->softmax;
+    if (!softmax)
+        return WEFT_STATUS_SUCCESS;
+    TRY(check_softmax(op, softmax));
+    const struct {
+        struct tensor *inner, *own;
+        weftBackendAttributeName_t name;
+    } moves[] = {{softmax->sink, op->a.sink, WEFT_ATTR_OPERATION_SDPA_FWD_SINK_DESC_EXT},
+                 {softmax->stats, op->stats, WEFT_ATTR_OPERATION_SDPA_FWD_STATSDESC},
+                 {softmax->max, op->max, WEFT_ATTR_OPERATION_SDPA_FWD_MAX_DESC_EXT},
+                 {softmax->sum_exp, op->sum_exp, WEFT_ATTR_OPERATION_SDPA_FWD_SUM_EXP_DESC_EXT}};
+    for (int i = 0; i < 4; i++) {
+        if (moves[i].inner && moves[i].own && moves[i].inner != moves[i].own)
+            FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s is set, and the nested softmax has another one. Set one of them.",
+                 descriptor_label(&op->base), schema_find_row(op->base.schema, moves[i].name)->key);
+        if (moves[i].inner && !moves[i].own)
+            TRY(descriptor_set(&op->base, moves[i].name, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &moves[i].inner));
+    }
+    descriptor_unset(&op->base, WEFT_ATTR_OPERATION_SDPA_FWD_SOFTMAX_DESC);
+    return WEFT_STATUS_SUCCESS;
+}
 
 static weftStatus_t finalize_forward(struct descriptor *descriptor) {
     struct sdpa_fwd_op *op = (struct sdpa_fwd_op *)descriptor;
+    TRY(take_softmax(op));
     TRY(score_modifier_resolve(&op->a.modifier, descriptor, WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID,
                                WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID,
                                WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_INPUT_UID_EXT,

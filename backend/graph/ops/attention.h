@@ -40,8 +40,7 @@ struct sdpa_fwd_op {
     struct tensor *o, *stats, *max, *sum_exp, *rng_dump;
     struct tensor *descale_s, *scale_s, *scale_o, *amax_s, *amax_o; /* [1, 1, 1, 1] */
     bool unfuse_fma;
-    /* Not supported: setting it is an error. */
-    struct descriptor *softmax;
+    struct descriptor *softmax; /* NULL once finalized: its operands are stats, max, sum_exp and a.sink then */
 };
 
 struct sdpa_bwd_op {

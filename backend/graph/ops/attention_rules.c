@@ -10,23 +10,6 @@
 
 /* ---- Checks ------------------------------------------------------------------------------------------------------ */
 
-/* Attributes without an implementation, and the alternative to each. */
-static const struct {
-    weftBackendAttributeName_t name;
-    const char *instead;
-} unserved[] = {
-    {WEFT_ATTR_OPERATION_SDPA_FWD_SOFTMAX_DESC, "Set stats, score_max, score_sum_exp and sink_token here instead"},
-};
-
-/* Runs before all other checks, so that the error names the attribute and not a consequence of its absence. */
-static weftStatus_t refuse_unserved(const struct descriptor *op) {
-    for (size_t i = 0; i < sizeof unserved / sizeof *unserved; i++)
-        if (descriptor_row_is_set(op, unserved[i].name))
-            FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: attribute %s is set, which attention does not support yet. %s.",
-                 descriptor_label(op), schema_find_row(op->schema, unserved[i].name)->key, unserved[i].instead);
-    return WEFT_STATUS_SUCCESS;
-}
-
 /* Query heads share keys in groups of equal size; the heads of a group are adjacent. */
 static weftStatus_t check_shared_heads(const struct descriptor *op, const struct attention *a, const char *key,
                                        const struct tensor *shared) {
@@ -257,7 +240,6 @@ static void infer_amax(struct tensor *tensor, const struct attention *a) {
 /* Dims of results follow from q and v, which have been checked. */
 weftStatus_t attention_infer_forward(struct descriptor *descriptor) {
     struct sdpa_fwd_op *op = (struct sdpa_fwd_op *)descriptor;
-    TRY(refuse_unserved(descriptor));
     TRY(check_operands(descriptor, &op->a));
     infer_result(op->o, &op->a, op->a.q, op->a.v->dims.at[3], WEFT_DATA_BFLOAT16);
     /* These functions ignore absent results. */
@@ -299,7 +281,6 @@ weftStatus_t attention_check_forward(const struct descriptor *descriptor) {
 /* Rejects gradients of a boolean bias and of an absent sink here, because their dims cannot be inferred. */
 weftStatus_t attention_infer_backward(struct descriptor *descriptor) {
     struct sdpa_bwd_op *op = (struct sdpa_bwd_op *)descriptor;
-    TRY(refuse_unserved(descriptor));
     TRY(check_operands(descriptor, &op->a));
     TRY(score_modifier_infer(&op->a.modifier, descriptor));
     /* Gradients of FP8 operands with block scales have the type of o, which is wide. */
