@@ -293,6 +293,27 @@ static void test_virtual_strides_may_overlap(cudnnHandle_t handle) {
     destroy(5, (desc[]){X, V, Y, ops[0], ops[1]});
 }
 
+/* Frontends build this operation for cuDNN 9.21 and later. */
+static void test_diagonal_band_mask(cudnnHandle_t handle) {
+    const cudnnPointwiseMode_t mode = CUDNN_POINTWISE_CMP_GE;
+    float x[24], y[24], fill = -1;
+    desc X = tensor('x', false, 1, 2, 3, 4), B = tensor('b', false, 1, 1, 1, 1), Y = tensor('y', false, 1, 2, 3, 4);
+    desc op = create(CUDNN_BACKEND_OPERATION_DIAGONAL_BAND_MASK_DESCRIPTOR);
+    set_desc(op, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_XDESC, X);
+    set_desc(op, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_BDESC, B);
+    set_desc(op, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_YDESC, Y);
+    set(op, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_COMPARISON_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
+    finalize(op);
+    for (int i = 0; i < 24; i++)
+        x[i] = (float)i;
+    struct plan p = build(handle, 1, &op);
+    EXPECT(execute(handle, &p, 3, (int64_t[]){'x', 'b', 'y'}, (void *[]){x, &fill, y}) == CUDNN_STATUS_SUCCESS);
+    for (int i = 0; i < 24; i++)
+        EXPECT(y[i] == (i / 4 % 3 >= i % 4 ? x[i] : fill));
+    destroy_plan(&p);
+    destroy(4, (desc[]){X, B, Y, op});
+}
+
 /* NVIDIA's frontend executes a loaded plan once with one address for all tensors. */
 static void test_warm_up_with_one_address(cudnnHandle_t handle) {
     float memory[N * C * H * H] = {0};
@@ -444,6 +465,7 @@ int main(void) {
     test_overridden_shapes();
     test_device_properties_are_of_a_gpu();
     test_virtual_strides_may_overlap(handle);
+    test_diagonal_band_mask(handle);
     test_warm_up_with_one_address(handle);
     test_batch_norm_needs_no_workspace(handle);
     run_fused(handle);

@@ -199,7 +199,6 @@ def test_methods_that_lack_are_listed() -> None:
     absent = {
         "rotary embedding": "rope",
         "loading pages of a KV cache": "paged_cache_load",
-        "diagonal masks": "diagonal_band_mask",
         "band matrices": "expand_band_matrix",
         "signals": "signal",
     }
