@@ -33,5 +33,5 @@ def test_c_sequences_on_an_emulated_gpu(sanitized: Path) -> None:
     """Float products keep full precision, because narrowing is off. AddressSanitizer's dlopen does not search
     next to a library, so NVRTC's own second library must be in the path."""
     there = Path(emulated_gpu.find_nvrtc()).parent
-    settings = {"LD_LIBRARY_PATH": there, "NVIDIA_TF32_OVERRIDE": 0, "WEFT_TEST_ROUNDS": 4}
+    settings = {"LD_LIBRARY_PATH": there, "NVIDIA_TF32_OVERRIDE": 0, "WEFT_TEST_ROUNDS": 2}
     run(sanitized / "tests/test_sequences", **emulated_gpu.environment(), **settings)

@@ -3,8 +3,8 @@
    each of them on described chips, checks the step, and queues its programs for compilation. All queued programs are
    compiled at the end, on all processors, by the copies of NVRTC that WEFT_TEST_NVRTC names (folders, separated by
    colons), in processes without sanitizers; without that variable, the copy that Weft would choose compiles them.
-   Because this takes long, the work is divided: of two copies, each compiles a 24th of the pairs of case and chip,
-   and WEFT_TEST_DAY=<number> selects a different 24th. A single copy compiles all pairs; WEFT_TEST_ALL=1 makes every
+   Because this takes long, the work is divided: of two copies, each compiles a 36th of the pairs of case and chip,
+   and WEFT_TEST_DAY=<number> selects a different 36th. A single copy compiles all pairs; WEFT_TEST_ALL=1 makes every
    copy do so. WEFT_TEST_VERBOSE=1 prints registers and grids. */
 #ifndef WEFT_TESTS_CUDA_FAMILY_H
 #define WEFT_TESTS_CUDA_FAMILY_H
@@ -367,7 +367,7 @@ static inline void compile(const struct wanted *one, struct plain_nvrtc *plain) 
 static inline bool is_its_turn(const struct wanted *one) {
     if (copy_count == 1 || tests_all())
         return true;
-    enum { TURNS = 24 };
+    enum { TURNS = 36 };
     int chip = one->arch_index < 0 ? 0 : one->arch_index;
     return (one->number + chip + test_day()) % TURNS == TURNS / copy_count * copy_index;
 }

@@ -389,7 +389,7 @@ static const struct family_case hopper_cases[] = {
     {&cuda_packed, forward_narrow, "conv in narrow groups, packed",
      "1 tensor repacked, narrow groups merged, cuda.hopper"},
     {&cuda_packed, filter_narrow_groups, "filter gradient in narrow groups, packed",
-     "1 tensors repacked, narrow groups merged, cuda.hopper"},
+     "1 tensor repacked, narrow groups merged, cuda.hopper"},
 };
 
 static const struct family_case hopper_tf32_cases[] = {
@@ -398,7 +398,7 @@ static const struct family_case hopper_tf32_cases[] = {
     {&cuda_packed, data_narrow, "data gradient f32 NCHW in narrow groups, packed",
      "2 tensors repacked, narrow groups merged, cuda.hopper"},
     {&cuda_packed, half_by_bf16, "matmul f16 by bf16, packed", "2 tensors repacked, cuda.hopper: wgmma"},
-    {&cuda_packed, data_float, "data gradient f32, packed", "1 tensors repacked, cuda.hopper: wgmma"},
+    {&cuda_packed, data_float, "data gradient f32, packed", "1 tensor repacked, cuda.hopper: wgmma"},
     {&cuda_packed, filter_float, "filter gradient f32, packed", "2 tensors repacked, cuda.hopper: wgmma"},
 };
 

@@ -101,7 +101,7 @@ VARIANTS += [(size, size, name) for name in TERMS for size in (64, 128, 256)]
 VARIANTS += [(192, size, "alibi") for size in (128, 192)]
 
 
-@pytest.mark.parametrize(("depth", "value_depth", "name"), tiers.of_today(VARIANTS, 3))
+@pytest.mark.parametrize(("depth", "value_depth", "name"), tiers.of_today(VARIANTS, 6))
 def test_forward_variants(depth: int, value_depth: int, name: str, dump: Path) -> None:
     dtype = ["bf16", "f16"][(depth + len(name)) % 3 == 0]
     assert forward(depth, value_depth, dtype, **OPTIONS[name])[0] == "cuda.attention_hopper"
@@ -136,7 +136,7 @@ FP8_VARIANTS += [(192, 192, "mask"), (256, 256, "window"), (256, 256, "alibi")]
 FP8_VARIANTS += [(256, 256, "bias of odd rows"), (256, 256, "mask")]  # widened
 
 
-@pytest.mark.parametrize(("depth", "value_depth", "name"), FP8_VARIANTS)
+@pytest.mark.parametrize(("depth", "value_depth", "name"), tiers.of_today(FP8_VARIANTS, 2))
 def test_forward_variants_of_fp8(depth: int, value_depth: int, name: str, dump: Path) -> None:
     options = OPTIONS[name] | ({"out": "bf16"} if len(name) % 2 else {}) | ALL_SCALES
     if name == "dropout":

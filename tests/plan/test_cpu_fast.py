@@ -82,7 +82,7 @@ def test_factors_are_dequantised_as_they_are_packed(weights: str, scale_type: st
     )
     together = ["tokens", *([] if apart else [weights]), "product", "after"]
     assert steps_of(g) == [*apart, ("cpu.contraction", together)]
-    assert "1 fused operations" in g.plan.explain()
+    assert "1 fused operation" in g.plan.explain()
 
 
 def test_map_takes_several_outputs_and_inputs() -> None:

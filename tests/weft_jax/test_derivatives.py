@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import tiers
 
 pytest.importorskip("jax")
 import jax
@@ -44,7 +45,7 @@ def orders(function: Any, given: list[Any]) -> Any:
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", tiers.of_today(list(CASES), 2))
 def test_forward_mode_and_second_gradients(name: str) -> None:
     mine, theirs = functions(CASES[name])
     given = arguments(CASES[name])

@@ -196,9 +196,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         TRY(add_copy(state, packing, PACKED_RESULT, device, arena));
     step->workspace_bytes = packing->staged.scratch_bytes + inner.workspace_bytes;
     step->seconds = packing->copying + inner.seconds;
-    return arena_print(arena, &step->detail, "%d tensors repacked%s, %s: %s", packing->staged.count,
-                       words[packing->candidates.rewrite], packing->staged.inner.family->name,
-                       inner.detail ? inner.detail : "");
+    return arena_print(arena, &step->detail, "%d tensor%s repacked%s, %s: %s", packing->staged.count,
+                       plural(packing->staged.count), words[packing->candidates.rewrite],
+                       packing->staged.inner.family->name, inner.detail ? inner.detail : "");
 }
 
 const struct family cuda_packed = {
