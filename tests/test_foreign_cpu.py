@@ -29,10 +29,11 @@ def needs(name: str) -> pytest.MarkDecorator:
 
 ARM = needs("aarch64")
 ALL = [pytest.param(name, marks=needs(name)) for name in PROCESSORS]
+PROGRAMS = [pytest.param(x, marks=pytest.mark.nightly) if x == "gemm" else x for x in foreign_cpu.PROGRAMS]
 
 
 @ARM
-@pytest.mark.parametrize("name", foreign_cpu.PROGRAMS)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_program_on_arm(name: str) -> None:
     program = foreign_cpu.folder_of("aarch64") / f"test_{name}"
     run(*PROCESSORS["aarch64"].emulator, program, *SHARE.get(name, ()), WEFT_DEVICE="cpu")
