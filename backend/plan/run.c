@@ -208,6 +208,10 @@ static weftStatus_t execute_with_frame(const struct execution *execution, struct
     weftStatus_t alias_status = alias_check_run(execution->plan, values, frame->spans);
     if (alias_status && is_warm_up(execution, values)) {
         status_clear(); /* nothing has to be computed, and the code of plans is loaded already */
+        trace(WEFT_SEV_WARNING,
+              "%s: all tensors have one address, so nothing is computed: this is taken for the warm-up of NVIDIA's "
+              "frontend. Give each tensor memory of its own to compute.",
+              descriptor_label(&draft->graph->base));
         return WEFT_STATUS_SUCCESS;
     }
     TRY(alias_status);

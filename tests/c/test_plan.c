@@ -559,6 +559,33 @@ static void test_aliasing(void) {
 }
 
 /* The sum of empty rows is 0, on every engine, and no element of x is read, even if its stride is 0. */
+static char warning[512];
+
+static void keep_warning(weftSeverity_t severity, void *unused, const weftDebug_t *debug, const char *message) {
+    (void)severity, (void)unused, (void)debug;
+    snprintf(warning, sizeof warning, "%s", message);
+}
+
+/* A variant pack with one address for all tensors computes nothing and says so; any other overlap is refused. */
+static void test_warm_up(void) {
+    _Alignas(64) float memory[8] = {1, 2, 3, 4};
+    desc a = tensor(1, DIMS(2, 2)), b = tensor(2, DIMS(2, 2)), c = tensor(3, DIMS(2, 2));
+    desc plan = one_op_plan(matmul(a, b, c));
+    const int64_t uids[] = {1, 2, 3};
+    desc same = finalized(open_pack(3, uids, (void *[]){memory, memory, memory}));
+    desc other = finalized(open_pack(3, uids, (void *[]){memory, memory + 4, memory}));
+    weftHandle_t handle = cpu_handle();
+    MUST(weftSetCallback(1u << WEFT_SEV_WARNING, NULL, keep_warning));
+    MUST(weftBackendExecute(handle, plan, same));
+    MUST(weftSetCallback(0, NULL, NULL));
+    CHECK(strstr(warning, "all tensors have one address, so nothing is computed"), "'%s'", warning);
+    CHECK(memory[0] == 1 && memory[3] == 4, "computed: %g .. %g", memory[0], memory[3]);
+    REFUSED(weftBackendExecute(handle, plan, other), WEFT_STATUS_BAD_PARAM,
+            "output tensor (uid 3) and tensor (uid 1) overlap in memory. Give the output memory of its own.");
+    MUST(weftDestroy(handle));
+    drop(same), drop(other), drop(plan), drop(a), drop(b), drop(c);
+}
+
 static void test_no_elements(void) {
     desc parameters = make(WEFT_BACKEND_REDUCTION_DESCRIPTOR), op = make(WEFT_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
     desc x = open_tensor(1, DIMS(3, 0)), y = tensor(2, DIMS(3, 1));
@@ -1604,6 +1631,7 @@ int main(void) {
     RUN(test_flat_misuse());
     RUN(test_alignment());
     RUN(test_aliasing());
+    RUN(test_warm_up());
     RUN(test_no_elements());
     RUN(test_packs());
     RUN(test_overrides());
