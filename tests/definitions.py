@@ -495,6 +495,17 @@ def concat(o: dict[str, Any], inputs: list[Array]) -> Results:
     return {"y": np.concatenate(inputs, o["axis"])}
 
 
+def paged_cache_load(o: dict[str, Any], container: Array, seq_len: Array, page_table: Array) -> Results:
+    """y[b, h, s] is row s % page size of the page in entry s / page size; it may be transposed."""
+    dims, size, depth = o["y"], container.shape[2], container.shape[3]
+    is_transposed = dims[3] != depth
+    row = np.arange(dims[3 if is_transposed else 2])
+    page = page_table[:, 0, :, 0].astype(int)[:, row // size]
+    y = container[page, :, row % size]  # [B, S, H, D]
+    y = np.where((row < seq_len[:, 0, 0])[:, :, None, None], y, 0).transpose(0, 2, 1, 3)
+    return {"y": y.swapaxes(2, 3) if is_transposed else y}
+
+
 def rng(o: dict[str, Any]) -> Results:
     dims, which = o["y"], {"seed": o["seed"]}
     if o["distribution"] == "BERNOULLI":
@@ -655,6 +666,7 @@ DEFINITIONS: dict[str, Callable[..., Results]] = {
     "transpose": transpose,
     "slice": cut,
     "concat": concat,
+    "paged_cache_load": paged_cache_load,
     "rng": rng,
     "block_scale_quantize": block_scale_quantize,
     "block_scale_dequantize": block_scale_dequantize,

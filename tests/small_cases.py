@@ -965,6 +965,13 @@ def drawn(t: Maker) -> None:
     t.out(t.g.rng(seed=7, bernoulli_probability=0.5), 33, 65, dtype="f32")
 
 
+def loaded_pages(t: Maker) -> None:
+    """Two sequences of 9 and 20 rows in pages of 8, transposed."""
+    table, lengths = np.int32([5, 0, 3, 1, 2, 4]).reshape(2, 1, 3, 1), np.int32([9, 20]).reshape(2, 1, 1, 1)
+    y = t.g.paged_cache_load(t(6, 3, 8, 24), lengths, table).set_dim([2, 3, 24, 21])
+    t.out(y.set_stride([3 * 24 * 21, 24 * 21, 1, 24]), 2, 3, 24, 21)
+
+
 def sum_of_int4(t: Maker) -> None:
     t.out(t.g.reduction(t(34, 64, dtype="i4"), "ADD", dims=[1]), dtype="i4")
 
@@ -1678,6 +1685,7 @@ CASES = {
     "concat across": Case("copy", "move", joined),
     "concat": Case("join", "move", lambda t: t.out(t.g.concatenate([t(33, 20), t(33, 45)], axis=1))),
     "rng": Case("rng", "rng", drawn),
+    "pages of a cache": Case("paged_load", "paged_load", loaded_pages),
     "slice of int4": Case("copy", "move", sliced_int4),
     "sum of int4": Case("registers copy", "staged", sum_of_int4),
     "block scales": Case("block_scales block_values", "block_scale", quantized),

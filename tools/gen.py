@@ -427,6 +427,7 @@ RESULT_TYPES = {
     "transpose": "the type of x",
     "slice": "the type of x",
     "concat": "the narrowest type that represents all values of all inputs, DOUBLE for INT64 with floats",
+    "paged_cache_load": "the type of container",
     "rng": "FLOAT",
     "block_scale_quantize": "y has no default and must be set; scale FP8_E8M0 for blocks of 32, FP8_E4M3 for "
     "FP4 in blocks of 16, otherwise FLOAT",

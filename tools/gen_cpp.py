@@ -47,6 +47,7 @@ OPERANDS = {
 CLASSES = {
     "bn_finalize": "BN_finalize",
     "dbn_weight": "DBN_weight",
+    "paged_cache_load": "PagedCacheLoad",
     "adalayernorm": "AdaLayernorm",
     "adalayernorm_backward": "AdaLayernorm_backward",
 }

@@ -14,6 +14,7 @@
 #include "graph/ops/matmul.h"
 #include "graph/ops/moe.h"
 #include "graph/ops/norm.h"
+#include "graph/ops/paged_cache_load.h"
 #include "graph/ops/pointwise.h"
 #include "graph/ops/reduction.h"
 #include "graph/ops/resample.h"
@@ -46,6 +47,7 @@ const struct op *const ops[] = {
     &transpose_op,
     &slice_op,
     &concat_op,
+    &paged_cache_load_op,
     &rng_op,
     &block_scale_quantize_op,
     &block_scale_dequantize_op,

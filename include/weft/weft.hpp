@@ -1113,8 +1113,6 @@ class DiagonalBandMask_attributes : public Diagonal_band_mask_options<DiagonalBa
     DiagonalBandMask_attributes() { set_comparison_mode(PointwiseMode_t::CMP_GT); }
 };
 
-class PagedCacheLoad_attributes : public detail::Attributes<PagedCacheLoad_attributes> {};
-
 } // namespace graph
 
 /* ---- From operations to descriptors ------------------------------------------------------------------------------ */
@@ -1683,9 +1681,6 @@ class Graph : public detail::Operations {
     Tensor diagonal_band_mask(const Tensor &x, const Operand &b, const Tensor &seq_len_q, const Tensor &seq_len_kv,
                               const Tensor &cu_seq_len_q, const Tensor &cu_seq_len_kv, const Tensor &left_bound,
                               const Tensor &shift_right_bound, DiagonalBandMask_attributes attributes);
-    /** Not supported: attention reads pages directly. */
-    Tensor paged_cache_load(const Tensor &container, const Tensor &seq_len, const Tensor &page_table,
-                            PagedCacheLoad_attributes attributes = {});
     /** C = scale_c descale_a descale_b A B, over the last two dimensions. Returns C, and the amax of C before
         scale_c. */
     std::array<Tensor, 2> matmul_fp8(const Tensor &A, const Tensor &B, const Operand &descale_a,

@@ -47,13 +47,6 @@ template <class Attributes> Tensor Graph::refused(const char *method, Attributes
                   {{WEFT_ATTR_OPERATION_POINTWISE_YDESC, "OUT_0", false, true, true}})[0];
 }
 
-inline Tensor Graph::paged_cache_load(const Tensor &, const Tensor &, const Tensor &,
-                                      PagedCacheLoad_attributes attributes) {
-    return refused("paged_cache_load", std::move(attributes),
-                   "Weft has no such operation. Give the page tables to sdpa: set_paged_attention_k_table() and "
-                   "set_paged_attention_v_table().");
-}
-
 /* ---- Rotary position embedding ----------------------------------------------------------------------------------- */
 
 /** y = output_scale (x cos + turned sin), where turned consists of the halves of the rotated elements, (-second,

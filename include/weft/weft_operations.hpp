@@ -1618,6 +1618,10 @@ class Concatenate_attributes : public detail::Attributes<Concatenate_attributes>
         return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_CONCAT_INPLACE_INDEX);
     }
 };
+/** Attributes of paged_cache_load: keys or values of each sequence from a paged cache. */
+class PagedCacheLoad_attributes : public detail::Attributes<PagedCacheLoad_attributes> {
+  public:
+};
 /** Attributes of rng: random numbers by the counter-based Philox generator; set the result's dims. */
 class Rng_attributes : public detail::Attributes<Rng_attributes> {
   public:
@@ -2932,6 +2936,17 @@ class Operations : public Recorder {
         auto made = record("concatenate", WEFT_BACKEND_OPERATION_CONCAT_DESCRIPTOR, attributes, std::nullopt,
                            {{WEFT_ATTR_OPERATION_CONCAT_INPUT_DESCS, "inputs", inputs, true}},
                            {{WEFT_ATTR_OPERATION_CONCAT_OUTPUT_DESC, "Y", false, true, true}});
+        return made[0];
+    }
+    /** keys or values of each sequence from a paged cache. Returns y. */
+    Tensor paged_cache_load(const Operand &container, const Operand &seq_len, const Operand &page_table,
+                            graph::PagedCacheLoad_attributes attributes = {}) {
+        auto made =
+            record("paged_cache_load", WEFT_BACKEND_OPERATION_PAGED_CACHE_LOAD_DESCRIPTOR, attributes, std::nullopt,
+                   {{WEFT_ATTR_OPERATION_PAGED_CACHE_LOAD_CONTAINER_DESC, "container", container, true},
+                    {WEFT_ATTR_OPERATION_PAGED_CACHE_LOAD_SEQUENCE_DESC, "seq_len", seq_len, true},
+                    {WEFT_ATTR_OPERATION_PAGED_CACHE_LOAD_PAGE_TABLE_DESC, "page_table", page_table, true}},
+                   {{WEFT_ATTR_OPERATION_PAGED_CACHE_LOAD_YDESC, "Y", false, true, true}});
         return made[0];
     }
     /** random numbers by the counter-based Philox generator; set the result's dims. Returns y. */

@@ -4439,6 +4439,53 @@ class Ops:
         outputs = self._operation("concatenate", "concat", values, results, compute_data_type, name)
         return outputs[0]
 
+    def paged_cache_load(
+        self,
+        container: Operand,
+        seq_len: Operand,
+        page_table: Operand,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Keys or values of each sequence from a paged cache.
+
+            y[b, h, s] = container[page_table[b, s / page size], h, s % page size]
+
+        Args:
+            container: pages of keys or values, [pages, H, page size, D].
+            seq_len: rows in use of each batch entry, INT32 or INT64, [B, 1, 1, 1].
+            page_table: page of each block of rows, INT32 or INT64, [B, 1, entries, 1].
+            compute_data_type: accepted and ignored.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            y: rows of each sequence; 0 after its length. Unset dims: all rows that the table reaches, [B, H,
+                S, D] or [B, H, D, S].
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of container.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> pages, rows = np.arange(4, dtype="f4").reshape(2, 1, 2, 1), np.int32([[[[3]]]])
+        >>> y = g.paged_cache_load(pages, rows, np.int32([[[[1], [0]]]]))
+        >>> g().reshape(4)
+        array([2., 3., 0., 0.], dtype=float32)
+        """
+        values = {
+            "container": container,
+            "seq_len": seq_len,
+            "page_table": page_table,
+        }
+        results = ("y",)
+        outputs = self._operation(
+            "paged_cache_load", "paged_cache_load", values, results, compute_data_type, name
+        )
+        return outputs[0]
+
     def rng(
         self,
         seed: int | Operand = 0,

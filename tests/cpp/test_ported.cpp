@@ -376,11 +376,6 @@ static void operations_that_are_refused() {
     HOLDS(graph.validate().get_message().find(
               "'bn': peer_stats lists 2 buffers, but a norm computes its statistics on one device.") !=
           std::string::npos);
-    fe::graph::Graph paged = floats();
-    paged.paged_cache_load(x, s, s, fe::graph::PagedCacheLoad_attributes().set_name("load"));
-    FAILS(paged.validate(), INVALID_VALUE,
-          "graph: paged_cache_load 'load': Weft has no such operation. Give the page tables to sdpa: "
-          "set_paged_attention_k_table() and set_paged_attention_v_table().");
 }
 
 /* ---- Score modifiers ---- */

@@ -12,7 +12,7 @@ import numpy as np
 T = cudnn.data_type
 HANDLE = cudnn.create_handle()
 RANDOM = np.random.default_rng(0)
-TYPES = {np.dtype("f4"): T.FLOAT, np.dtype("f2"): T.HALF}
+TYPES = {np.dtype("f4"): T.FLOAT, np.dtype("f2"): T.HALF, np.dtype("i4"): T.INT32}
 
 
 def normal(*shape: int, dtype: str = "f2") -> Any:
@@ -151,6 +151,25 @@ def sdpa() -> None:
     close(found, sums, 1e-4)
 
 
+def sdpa_paged() -> None:
+    """Causal attention to 40 and 25 keys in pages of 16. The frontend loads the pages by operations
+    of their own, unless it chooses the one operation for attention."""
+    q, k, v = normal(2, 4, 8, 64), normal(9, 4, 16, 64), normal(9, 4, 16, 64)
+    table, keys = np.int32([3, 8, 1, 0, 5, 99]).reshape(2, 1, 3, 1), np.int32([40, 25]).reshape(2, 1, 1, 1)
+    g = Graph()
+    tables = {f"paged_attention_{name}_table": g.input(table) for name in "kv"}
+    lengths = {"seq_len_q": g.input(np.full((2, 1, 1, 1), 8, "i4")), "seq_len_kv": g.input(keys)}
+    options = {"use_padding_mask": True, "use_causal_mask": True, "is_inference": True, "attn_scale": 0.125}
+    names = dict(zip("qkv", map(g.input, (q, k, v)), strict=True))
+    o, _ = g.sdpa(name="paged", **names, **tables, **lengths, paged_attention_max_seq_len_kv=40, **options)
+    out = g.output(o, q)
+    g.run()
+    for b, count in enumerate(keys.ravel()):
+        pages = table[b, 0, : -(-count // 16), 0]
+        rows = [x[pages].swapaxes(0, 1).reshape(1, 4, -1, 64)[:, :, :count] for x in (k, v)]
+        close(out[b : b + 1], attention(q[b : b + 1], *rows)[1], 2e-3)
+
+
 def sdpa_backward() -> None:
     q, k, v, do = (normal(2, 4, 40, 64) for _ in range(4))
     p, o, sums = attention(q, k, v)
@@ -168,7 +187,15 @@ def sdpa_backward() -> None:
 
 
 CASES: list[Callable[[], None]] = [
-    *(conv_bias_relu, conv_dgrad_as_transposed_forward, matmul_bias_tanh, layernorm, sdpa, sdpa_backward)
+    *(
+        conv_bias_relu,
+        conv_dgrad_as_transposed_forward,
+        matmul_bias_tanh,
+        layernorm,
+        sdpa,
+        sdpa_paged,
+        sdpa_backward,
+    )
 ]
 for case in CASES:
     case()

@@ -122,7 +122,7 @@ def test_build_systems_find_the_version() -> None:
     text = (HEADERS / "cudnn_version.h").read_text()
     assert re.findall(r"^#define CUDNN_(?:MAJOR|MINOR|PATCHLEVEL) (\d+)$", text, re.MULTILINE) == [
         "9",
-        "20",
+        "28",
         "0",
     ]
 
@@ -209,7 +209,7 @@ def test_program_links_to_sub_libraries(tmp_path: Path) -> None:
     assert needed(tmp_path / "parted") >= {f"libcudnn_{part}.so.9" for part in ("graph", "ops", "cnn")}
     symbols = run("nm", "-D", "--undefined-only", "--with-symbol-versions", tmp_path / "parted")
     assert "cudnnCreateConvolutionDescriptor@libcudnn_cnn.so.9" in symbols
-    assert run(tmp_path / "parted", LD_LIBRARY_PATH=FOLDER, WEFT_DEVICE="cpu") == "3 92000\n"
+    assert run(tmp_path / "parted", LD_LIBRARY_PATH=FOLDER, WEFT_DEVICE="cpu") == "3 92800\n"
 
 
 def test_log_reports_start_and_missing_functions() -> None:
@@ -219,7 +219,7 @@ def test_log_reports_start_and_missing_functions() -> None:
     )
     command = f'{sys.executable} -c "{program}" 2>&1'
     log = run("sh", "-c", command, WEFT_LOG="info", LD_LIBRARY_PATH=FOLDER, WEFT_DEVICE="cpu")
-    assert "serves cuDNN's functions and reports version 9.20.0" in log
+    assert "serves cuDNN's functions and reports version 9.28.0" in log
     assert "cudnnCreate: 1 calls, 0 failed" in log
     assert "missing function that was called: cudnnCreateRNNDescriptor" in log
     assert "missing function that was called: cudnnRNNForward" in log
@@ -227,7 +227,7 @@ def test_log_reports_start_and_missing_functions() -> None:
 
 def test_other_version_is_reported() -> None:
     program = "import ctypes; print(ctypes.CDLL('libcudnn.so.9').cudnnGetVersion())"
-    for chosen, reported in {"92800": "92800", "8": "92000", "": "92000"}.items():
+    for chosen, reported in {"92000": "92000", "8": "92800", "": "92800"}.items():
         environment = {"WEFT_CUDNN_VERSION": chosen, "LD_LIBRARY_PATH": FOLDER}
         assert run(sys.executable, "-c", program, **environment).strip() == reported
 

@@ -23,7 +23,7 @@ def python(*words: object, **environment: object) -> str:
 
 
 def test_import_answers_later_requests_of_the_soname() -> None:
-    assert python("-c", f"import weft.dropin; {ASKS}") == "92000\n"
+    assert python("-c", f"import weft.dropin; {ASKS}") == "92800\n"
     assert python("-c", "import weft.dropin as d; print(*d.loaded())") == f"{LIBRARY}\n"
 
 
@@ -39,7 +39,7 @@ def test_import_refuses_to_come_second(tmp_path: object) -> None:
 
 def test_command_preloads_the_library() -> None:
     assert python("-m", "weft", "cudnn", "path") == f"{LIBRARY}\n"
-    assert python("-m", "weft", "cudnn", "run", "-c", ASKS) == "92000\n"
+    assert python("-m", "weft", "cudnn", "run", "-c", ASKS) == "92800\n"
     program = "import os, sys; print(sys.argv[1:], os.environ['LD_PRELOAD'])"
     assert python("-m", "weft", "cudnn", "run", "-c", program, "--a", "-b") == f"['--a', '-b'] {LIBRARY}\n"
 

@@ -314,6 +314,46 @@ static void test_diagonal_band_mask(cudnnHandle_t handle) {
     destroy(4, (desc[]){X, B, Y, op});
 }
 
+/* Keys in pages, transposed for the product with the queries, as NVIDIA's frontend loads them. */
+static void test_paged_cache_load(cudnnHandle_t handle) {
+    const cudnnDataType_t type = CUDNN_DATA_INT32;
+    const int64_t dims[] = {2, 1, 3, 5}, strides[] = {15, 15, 1, 3}, table_dims[] = {2, 1, 3, 1},
+                  packed[] = {3, 3, 1, 1};
+    const int64_t length_dims[] = {2, 1, 1, 1}, ones[] = {1, 1, 1, 1};
+    int table[] = {3, 0, 2, 1, 99, 99}, lengths[] = {5, 1};
+    float container[24], y[30];
+    desc pages = tensor('c', false, 4, 1, 2, 3), Y = tensor_with_strides('y', false, dims, strides);
+    desc T = create(CUDNN_BACKEND_TENSOR_DESCRIPTOR), L = create(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+    desc integers[] = {T, L};
+    for (int i = 0; i < 2; i++) {
+        const int64_t uid = i ? 'l' : 't', alignment = 4;
+        set(integers[i], CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
+        set(integers[i], CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, i ? length_dims : table_dims);
+        set(integers[i], CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, i ? ones : packed);
+        set(integers[i], CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &uid);
+        set(integers[i], CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment);
+        finalize(integers[i]);
+    }
+    desc op = create(CUDNN_BACKEND_OPERATION_PAGED_CACHE_LOAD_DESCRIPTOR);
+    set_desc(op, CUDNN_ATTR_OPERATION_PAGED_CACHE_LOAD_CONTAINER_DESC, pages);
+    set_desc(op, CUDNN_ATTR_OPERATION_PAGED_CACHE_LOAD_PAGE_TABLE_DESC, T);
+    set_desc(op, CUDNN_ATTR_OPERATION_PAGED_CACHE_LOAD_SEQUENCE_DESC, L);
+    set_desc(op, CUDNN_ATTR_OPERATION_PAGED_CACHE_LOAD_YDESC, Y);
+    finalize(op);
+    for (int i = 0; i < 24; i++)
+        container[i] = (float)i;
+    struct plan p = build(handle, 1, &op);
+    EXPECT(execute(handle, &p, 4, (int64_t[]){'c', 't', 'l', 'y'}, (void *[]){container, table, lengths, y}) ==
+           CUDNN_STATUS_SUCCESS);
+    for (int b = 0; b < 2; b++)
+        for (int row = 0; row < 5; row++)
+            for (int column = 0; column < 3; column++)
+                EXPECT(y[b * 15 + row * 3 + column] ==
+                       (row < lengths[b] ? container[table[b * 3 + row / 2] * 6 + row % 2 * 3 + column] : 0));
+    destroy_plan(&p);
+    destroy(5, (desc[]){pages, Y, T, L, op});
+}
+
 /* NVIDIA's frontend executes a loaded plan once with one address for all tensors. */
 static void test_warm_up_with_one_address(cudnnHandle_t handle) {
     float memory[N * C * H * H] = {0};
@@ -466,6 +506,7 @@ int main(void) {
     test_device_properties_are_of_a_gpu();
     test_virtual_strides_may_overlap(handle);
     test_diagonal_band_mask(handle);
+    test_paged_cache_load(handle);
     test_warm_up_with_one_address(handle);
     test_batch_norm_needs_no_workspace(handle);
     run_fused(handle);

@@ -198,7 +198,6 @@ def test_refused_methods_are_listed(words: str) -> None:
 def test_methods_that_lack_are_listed() -> None:
     absent = {
         "rotary embedding": "rope",
-        "loading pages of a KV cache": "paged_cache_load",
         "band matrices": "expand_band_matrix",
         "signals": "signal",
     }

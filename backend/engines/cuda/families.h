@@ -32,6 +32,7 @@ extern const struct family cuda_window;      /* pooling and interpolation */
 extern const struct family cuda_map;         /* pointwise operations and data movement in one sweep */
 extern const struct family cuda_causal;      /* causal convolutions of sequences */
 extern const struct family cuda_move;        /* concatenation and other copies */
+extern const struct family cuda_paged_load;  /* rows from the pages of a cache */
 extern const struct family cuda_rng;         /* random numbers */
 extern const struct family cuda_block_scale; /* block-scaled quantization and dequantization */
 extern const struct family cuda_staged;      /* operands that other families cannot address, through plain copies */

@@ -19,7 +19,11 @@ int64_t attention_keys(const struct attention *a) {
         return a->most_keys;
     int64_t of_k = a->k_table ? attention_table_reach(a->k_table, a->k) : a->k->dims.at[2];
     int64_t of_v = a->v_table ? attention_table_reach(a->v_table, a->v) : a->v->dims.at[2];
-    return !a->k_table ? of_k : !a->v_table ? of_v : min64(of_k, of_v);
+    int64_t keys = !a->k_table ? of_k : !a->v_table ? of_v : min64(of_k, of_v);
+    /* cuDNN's attention with a sub-graph has no attribute for the number: the scores of the sub-graph have it. */
+    const struct score_modifier *m = &a->modifier;
+    const struct dims *scores = m->graph && m->input >= 0 ? &m->graph->values[m->input].tensor->dims : NULL;
+    return attention_is_paged(a) && scores && scores->count == 4 ? min64(keys, scores->at[3]) : keys;
 }
 
 /* ---- Operands that may be ragged ---- */

@@ -31,6 +31,9 @@ class _Example:
     def t(self, *dims: int) -> Any:
         return self.g.tensor(dims)
 
+    def integers(self, *dims: int) -> Any:
+        return self.g.tensor(dims, data_type="i32")
+
     def norm_backward(
         self, method: str, reduced: tuple[int, ...], scale: tuple[int, ...], **options: Any
     ) -> None:
@@ -102,6 +105,9 @@ _EXAMPLES: dict[str, Callable[[_Example], Any]] = {
     "transpose": lambda e: e.g.transpose(e.t(4, 8), [1, 0]),
     "strided_slice": lambda e: e.g.slice(e.t(4, 8), [slice(0, 2), slice(0, 8, 2)]),
     "concatenate": lambda e: e.g.concatenate([e.t(4, 8), e.t(4, 8)], axis=0),
+    "paged_cache_load": lambda e: e.g.paged_cache_load(
+        e.t(6, 2, 16, 64), e.integers(2, 1, 1, 1), e.integers(2, 1, 3, 1)
+    ),
     "rng": lambda e: e.g.rng(seed=1).set_dim([4, 8]),
     "block_scale_quantize": lambda e: e.g.block_scale_quantize(e.t(4, 64), 32)[0].set_data_type("e4m3"),
     "block_scale_dequantize": lambda e: e.g.block_scale_dequantize(
