@@ -69,7 +69,8 @@ def test_all_bits_and_the_chip_are_part_of_a_key() -> None:
     assert drawing.prepare.cache_info().misses == 4
 
 
-def test_all_bits_decide_about_narrowing_on_a_gpu() -> None:
+def test_all_bits_decide_about_narrowing_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
     large = (Form((512, 512), F4), Form((512, 512), F4))
     found = [
         drawing.prepare(call()[0]._replace(is_exact=is_exact), large, device_kind.CUDA, "sm_90").source

@@ -26,6 +26,11 @@ SMALL = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _on_device():
+    """The command chooses the device, not the fixture of this folder."""
+
+
 @pytest.fixture
 def shapes(tmp_path):
     path = tmp_path / "shapes.jsonl"
