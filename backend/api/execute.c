@@ -46,8 +46,8 @@ static weftStatus_t check_pointers(const struct plan *plan, int64_t count, const
                                    const char *where) {
     if (count != plan->slot_count)
         FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-             "%s: %lld pointers for %d slots. Give one per slot, in the order of attribute slot_unique_ids.", where,
-             (long long)count, plan->slot_count);
+             "%s: %lld pointer%s for %d slot%s. Give one per slot, in the order of attribute slot_unique_ids.", where,
+             (long long)count, plural(count), plan->slot_count, plural(plan->slot_count));
     if (count && !pointers)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: pointers is NULL. Give an array of %lld addresses.", where,
              (long long)count);

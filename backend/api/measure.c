@@ -176,14 +176,15 @@ static weftStatus_t mark_steps(double *seconds, const struct driver *driver, con
 
 static weftStatus_t check_steps(const struct plan *plan, int64_t repeats, int64_t steps) {
     if (steps != plan->draft.cover.count)
-        FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-             "weftMeasureSteps: capacity is %lld steps, but the plan has %d. Pass one number per step, in the order of "
-             "attribute report.",
-             (long long)steps, plan->draft.cover.count);
+        FAIL(
+            WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+            "weftMeasureSteps: capacity is %lld step%s, but the plan has %d. Pass one number per step, in the order of "
+            "attribute report.",
+            (long long)steps, plural(steps), plan->draft.cover.count);
     if (repeats > (MARKS_MAX - 1) / (steps + 1))
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "weftMeasureSteps: %lld runs of %lld steps need more than %d marks. Use fewer repeats.",
-             (long long)repeats, (long long)steps, MARKS_MAX);
+             "weftMeasureSteps: %lld run%s of %lld step%s need more than %d marks. Use fewer repeats.",
+             (long long)repeats, plural(repeats), (long long)steps, plural(steps), MARKS_MAX);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -492,14 +492,17 @@ static weftStatus_t check_set(const struct descriptor *descriptor, const struct 
              descriptor_label(descriptor), row->key, attribute_type_name(row->type), attribute_type_name(type));
     int64_t most = row->storage == STORE_VALUE ? 1 : row->storage == STORE_DIMS ? WEFT_DIM_MAX : INT32_MAX;
     int64_t least = row->storage == STORE_VALUE ? 1 : 0;
+    if (least == most && count != least)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: attribute %s expects %lld element%s, got %lld. Pass that number.",
+             descriptor_label(descriptor), row->key, (long long)least, plural(least), (long long)count);
     if (count < least || count > most)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: attribute %s expects %lld..%lld elements, got %lld. Pass a count in that range.",
              descriptor_label(descriptor), row->key, (long long)least, (long long)most, (long long)count);
     if (count && !elements)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
-             "%s: attribute %s: the array of %lld elements is NULL. Give its address.", descriptor_label(descriptor),
-             row->key, (long long)count);
+             "%s: attribute %s: the array of %lld element%s is NULL. Give its address.", descriptor_label(descriptor),
+             row->key, (long long)count, plural(count));
     /* A name may include its terminating zero; a zero in the middle would hide the rest. */
     const char *end = row == &name_row && count ? memchr(elements, '\0', (size_t)count) : NULL;
     if (end && end != (const char *)elements + count - 1)
@@ -626,9 +629,9 @@ static weftStatus_t give_row(const struct descriptor *descriptor, const struct r
     /* As in cuDNN, a caller that requests a single element need not ask for the count. */
     else if (requested != 1)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
-             "%s: attribute %s: the address of the count is NULL and %lld elements are requested. It may be NULL only "
+             "%s: attribute %s: the address of the count is NULL and %lld element%s are requested. It may be NULL only "
              "if one element is requested.",
-             descriptor_label(descriptor), row->key, (long long)requested);
+             descriptor_label(descriptor), row->key, (long long)requested, plural(requested));
     for (int64_t i = 0; elements && i < held && i < requested; i++)
         TRY(convert_out(descriptor, row, type, (const char *)items + (size_t)i * stored_bytes(row->type),
                         (char *)elements + (size_t)i * attribute_types[type].bytes));

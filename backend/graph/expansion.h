@@ -76,7 +76,7 @@ struct expansion {
     enum statistics_method method;
     /* True if the values of a tensor were not rounded to its type, because a product or other operations of the region
        compute them: then a narrow type does not bound their spacing, and no element can be sampled. NULL: none are. */
-    bool (*is_made_inside)(const void *context, const struct tensor *tensor);
+    bool (*is_computed_inside)(const void *context, const struct tensor *tensor);
     const void *context;
 
     /* Filled in: number of rows along each dimension. It is 1 if a row spans the dimension, the extent if each index

@@ -356,9 +356,9 @@ weftStatus_t op_finalize(struct descriptor *descriptor) {
 weftStatus_t check_rank(const struct descriptor *op, const char *key, const struct tensor *tensor, int64_t least,
                         int64_t most) {
     if (tensor && (tensor->dims.count < least || tensor->dims.count > most))
-        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH, "%s: %s has %lld dims %s, expected %lld..%lld. Reshape it.",
-             descriptor_label(op), key, (long long)tensor->dims.count, tensor_dims_text(tensor), (long long)least,
-             (long long)most);
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH, "%s: %s has %lld dim%s %s, expected %lld..%lld. Reshape it.",
+             descriptor_label(op), key, (long long)tensor->dims.count, plural(tensor->dims.count),
+             tensor_dims_text(tensor), (long long)least, (long long)most);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -86,8 +86,8 @@ static weftStatus_t check_extents(const struct tensor *t) {
     /* Strides may be absent: they are inferred, or packed. */
     if (t->strides.count && t->strides.count != t->dims.count)
         FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-             "%s: %lld strides for %lld dims. Give one stride per dimension, or none for a packed tensor.", label,
-             (long long)t->strides.count, (long long)t->dims.count);
+             "%s: %lld stride%s for %lld dim%s. Give one stride per dimension, or none for a packed tensor.", label,
+             (long long)t->strides.count, plural(t->strides.count), (long long)t->dims.count, plural(t->dims.count));
     for (int64_t i = 0; i < t->strides.count; i++)
         if (t->strides.at[i] < 0)
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
@@ -110,14 +110,15 @@ static weftStatus_t check_vectors(const struct tensor *t) {
         return WEFT_STATUS_SUCCESS;
     if (t->vector_dim < 0 || t->vector_dim >= t->dims.count)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "%s: vector_count is %lld and vectorized_dimension %lld, but the tensor has dims %s. Name one of them.",
+             "%s: vector_count is %lld and vectorized_dimension %lld, but the tensor has dims %s. Choose one of them.",
              label, (long long)t->vector_count, (long long)t->vector_dim, tensor_dims_text(t));
     /* Vectors must be complete: kernels do not check for the end of a dimension inside of a vector. */
     if (t->dims.at[t->vector_dim] % t->vector_count)
-        FAIL(
-            WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-            "%s: dimension %lld has %lld elements, which is not a multiple of vector_count %lld. Pad it to a multiple.",
-            label, (long long)t->vector_dim, (long long)t->dims.at[t->vector_dim], (long long)t->vector_count);
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: dimension %lld has %lld element%s, which is not a multiple of vector_count %lld. Pad it to a "
+             "multiple.",
+             label, (long long)t->vector_dim, (long long)t->dims.at[t->vector_dim], plural(t->dims.at[t->vector_dim]),
+             (long long)t->vector_count);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -210,6 +210,6 @@ weftStatus_t config_within(struct engine_config **out, const struct engine_confi
     }
     arena_free(&arena);
     descriptor_release(setting);
-    /* The caller words the error. */
+    /* The caller composes the error message. */
     return status == WEFT_STATUS_NOT_SUPPORTED ? WEFT_STATUS_SUCCESS : status;
 }

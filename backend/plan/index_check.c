@@ -98,7 +98,7 @@ static weftStatus_t copy_indices(struct host_indices *host, const struct graph *
                             stream));
     }
     int result = driver->stream_synchronize(stream);
-    return result ? driver_fail(result, "copying indices to the host, as WEFT_CHECK=1 asks for") : WEFT_STATUS_SUCCESS;
+    return result ? driver_fail(result, "copying indices to the host, as WEFT_CHECK=1 requires") : WEFT_STATUS_SUCCESS;
 }
 
 /* Offsets are copied first, because the sizes of ragged tensors depend on them. */

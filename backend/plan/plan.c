@@ -40,7 +40,7 @@ static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct plan, device_properties, WEFT_ATTR_EXECUTION_PLAN_DEVICEPROP,
               "device_properties", .target = WEFT_BACKEND_DEVICEPROP_DESCRIPTOR, .doc = "the device to plan for"),
     VALUE_ROW(WEFT_TYPE_CUDA_GRAPH_RETENTION, struct plan, retention, WEFT_ATTR_EXECUTION_PLAN_CUDA_GRAPH_RETENTION,
-              "cuda_graph_retention", .doc = "accepted for compatibility; plans keep nothing per CUDA graph"),
+              "cuda_graph_retention", .doc = "accepted for compatibility; plans store nothing per CUDA graph"),
     VALUE_ROW(WEFT_TYPE_INT64, struct plan, slot_uids, WEFT_ATTR_EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT, "slot_unique_ids",
               .storage = STORE_LIST, .role = ROLE_RESULT,
               .doc = "uids in the order in which weftExecute expects pointers"),
@@ -57,9 +57,9 @@ static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_INT64, struct plan, workspace_limit, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT,
               "workspace_limit", .initial = (double)(INT64_C(1) << 62), .least = 0, .most = INT64_MAX,
               .doc = "bytes of workspace that the plan may need at most"),
-    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct plan, with_code, WEFT_ATTR_EXECUTION_PLAN_WITH_CODE_EXT, "with_code",
-              .doc =
-                  "true: json carries the machine code of the plan's kernels; set with json, what it carries is used"),
+    VALUE_ROW(
+        WEFT_TYPE_BOOLEAN, struct plan, with_code, WEFT_ATTR_EXECUTION_PLAN_WITH_CODE_EXT, "with_code",
+        .doc = "true: json includes the machine code of the plan's kernels; when a plan is loaded, that code is used"),
     VALUE_ROW(WEFT_TYPE_BOOLEAN, struct plan, element_aligned, WEFT_ATTR_EXECUTION_PLAN_ELEMENT_ALIGNED_EXT,
               "element_aligned",
               .doc = "true: pointers only have to be aligned to their tensors' elements, whatever alignment the "
@@ -211,9 +211,10 @@ static weftStatus_t build(struct plan *plan) {
     TRY(index_check_list(plan));
     TRY(write_tag(plan));
     TRY(plan_make_frame(plan)); /* last, so that a failed attempt leaves no frame of another size */
-    trace(WEFT_SEV_INFO, "plan %s of %s: engine %s, %d steps, %lld bytes of workspace, predicted %.3g us",
+    trace(WEFT_SEV_INFO, "plan %s of %s: engine %s, %d step%s, %lld byte%s of workspace, predicted %.3g us",
           plan->tag.chars, descriptor_label(&plan->draft.graph->base), plan->draft.engine->name,
-          plan->draft.cover.count, (long long)plan->workspace_bytes, plan->draft.seconds * 1e6);
+          plan->draft.cover.count, plural(plan->draft.cover.count), (long long)plan->workspace_bytes,
+          plural(plan->workspace_bytes), plan->draft.seconds * 1e6);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -219,8 +219,8 @@ static weftStatus_t execute_with_frame(const struct execution *execution, struct
     set_memory(draft, values, execution->workspace);
     TRY(index_check_run(execution->plan, values, INDEX_CHECK_START, execution->stream));
     if (trace_exec_on())
-        trace(WEFT_SEV_INFO, "execute %s on %s: %d steps", descriptor_label(&draft->graph->base), draft->engine->name,
-              draft->cover.count);
+        trace(WEFT_SEV_INFO, "execute %s on %s: %d step%s", descriptor_label(&draft->graph->base), draft->engine->name,
+              draft->cover.count, plural(draft->cover.count));
     bool is_done = false;
     bool has_graph = execution->plan->cuda_graph && draft->device.kind == WEFT_DEVICE_CUDA;
     /* An index check waits for numbers from the device, which a capture cannot. */

@@ -69,8 +69,9 @@ static weftStatus_t check_overrides(const struct plan *plan, const struct varian
     }
     if (numbers != pack->override_shapes.count)
         FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-             "%s: override_shapes has %lld numbers, the overridden tensors have %lld dims in all. Give each dim.",
-             descriptor_label(&pack->base), (long long)pack->override_shapes.count, (long long)numbers);
+             "%s: override_shapes has %lld number%s, the overridden tensors have %lld dim%s in all. Give each dim.",
+             descriptor_label(&pack->base), (long long)pack->override_shapes.count, plural(pack->override_shapes.count),
+             (long long)numbers, plural(numbers));
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -41,8 +41,8 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
     /* The lengths depend on the ranks in the graph, so plan_for_pack checks them. */
     if (pack->override_shapes.count != pack->override_strides.count)
         FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-             "%s: override_shapes has %lld numbers, override_strides has %lld. Set both for each overridden tensor.",
-             descriptor_label(descriptor), (long long)pack->override_shapes.count,
+             "%s: override_shapes has %lld number%s, override_strides has %lld. Set both for each overridden tensor.",
+             descriptor_label(descriptor), (long long)pack->override_shapes.count, plural(pack->override_shapes.count),
              (long long)pack->override_strides.count);
     /* Quadratic in the few tensors that change their shape. */
     for (int64_t i = 0; i < pack->override_uids.count; i++)

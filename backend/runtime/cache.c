@@ -205,7 +205,7 @@ static void publish(struct entry *entry, weftStatus_t status) {
     pthread_cond_broadcast(&entry->done);
 }
 
-/* ---- Making ------------------------------------------------------------------------------------------------------ */
+/* ---- Filling ----------------------------------------------------------------------------------------------------- */
 
 /* Saves is_ptx, log and image. If the disk cache cannot store them, the code is still in memory; only the next process
    compiles again. */

@@ -6,9 +6,9 @@
    after weftDestroy whose memory has not been reused yet. */
 weftStatus_t context_check(const struct weftContext *context, const char *where) {
     if (!context)
-        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: the handle is NULL. Make one with weftCreate.", where);
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: the handle is NULL. Create one with weftCreate.", where);
     if (context->magic != CONTEXT_MAGIC)
         FAIL(WEFT_STATUS_BAD_PARAM,
-             "%s: this is no live handle. Use one that weftCreate made and that is not destroyed.", where);
+             "%s: the handle is invalid. Use a handle from weftCreate that has not been destroyed.", where);
     return WEFT_STATUS_SUCCESS;
 }

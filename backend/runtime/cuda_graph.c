@@ -3,14 +3,15 @@
    declines the update. */
 #include "runtime/cuda_graph.h"
 
-static weftStatus_t answer(int result, const char *what) {
+static weftStatus_t check_result(int result, const char *what) {
     return result ? driver_fail(result, "CUDA graph of a plan: %s", what) : WEFT_STATUS_SUCCESS;
 }
 
 weftStatus_t cuda_graph_make(struct cuda_graph *graph, const struct driver *driver) {
     *graph = (struct cuda_graph){.driver = driver};
-    TRY(answer(driver->ctx_get_current(&graph->context), "finding the context"));
-    return answer(driver->stream_create(&graph->stream, CUDA_STREAM_NON_BLOCKING), "creating a stream to capture");
+    TRY(check_result(driver->ctx_get_current(&graph->context), "finding the context"));
+    return check_result(driver->stream_create(&graph->stream, CUDA_STREAM_NON_BLOCKING),
+                        "creating a stream to capture");
 }
 
 /* Uses relaxed mode for the capture and for the thread until it ends, so that captures of this and of other threads do
@@ -18,11 +19,11 @@ weftStatus_t cuda_graph_make(struct cuda_graph *graph, const struct driver *driv
 weftStatus_t cuda_graph_begin(struct cuda_graph *graph) {
     const struct driver *driver = graph->driver;
     graph->capture_mode = CUDA_CAPTURE_MODE_RELAXED;
-    TRY(answer(driver->thread_exchange_stream_capture_mode(&graph->capture_mode), "relaxing the capture mode"));
+    TRY(check_result(driver->thread_exchange_stream_capture_mode(&graph->capture_mode), "relaxing the capture mode"));
     int result = driver->stream_begin_capture(graph->stream, CUDA_CAPTURE_MODE_RELAXED);
     if (result)
         driver->thread_exchange_stream_capture_mode(&graph->capture_mode);
-    return answer(result, "beginning a capture");
+    return check_result(result, "beginning a capture");
 }
 
 static weftStatus_t update_executable(struct cuda_graph *graph, void *captured) {
@@ -33,14 +34,14 @@ static weftStatus_t update_executable(struct cuda_graph *graph, void *captured) 
     if (graph->executable)
         driver->graph_exec_destroy(graph->executable);
     graph->executable = NULL;
-    return answer(driver->graph_instantiate(&graph->executable, captured, 0), "instantiating");
+    return check_result(driver->graph_instantiate(&graph->executable, captured, 0), "instantiating");
 }
 
-weftStatus_t cuda_graph_end(struct cuda_graph *graph, bool is_whole) {
+weftStatus_t cuda_graph_end(struct cuda_graph *graph, bool is_complete) {
     void *captured = NULL;
     int result = graph->driver->stream_end_capture(graph->stream, &captured);
-    weftStatus_t status = is_whole ? answer(result, "ending a capture") : WEFT_STATUS_SUCCESS;
-    if (is_whole && !status)
+    weftStatus_t status = is_complete ? check_result(result, "ending a capture") : WEFT_STATUS_SUCCESS;
+    if (is_complete && !status)
         status = update_executable(graph, captured);
     if (captured)
         graph->driver->graph_destroy(captured);
@@ -49,7 +50,7 @@ weftStatus_t cuda_graph_end(struct cuda_graph *graph, bool is_whole) {
 }
 
 weftStatus_t cuda_graph_launch(const struct cuda_graph *graph, weftStream_t stream) {
-    return answer(graph->driver->graph_launch(graph->executable, stream), "launching");
+    return check_result(graph->driver->graph_launch(graph->executable, stream), "launching");
 }
 
 void cuda_graph_free(struct cuda_graph *graph) {
@@ -67,5 +68,5 @@ void cuda_graph_free(struct cuda_graph *graph) {
 weftStatus_t stream_find_capture(bool *is_captured, const struct driver *driver, weftStream_t stream) {
     int capture = 0, result = driver->stream_is_capturing(stream, &capture);
     *is_captured = capture || result == CUDA_CAPTURE_IMPLICIT;
-    return *is_captured ? WEFT_STATUS_SUCCESS : answer(result, "asking for a capture");
+    return *is_captured ? WEFT_STATUS_SUCCESS : check_result(result, "querying the capture status");
 }

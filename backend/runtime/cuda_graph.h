@@ -19,9 +19,9 @@ struct cuda_graph {
 weftStatus_t cuda_graph_make(struct cuda_graph *graph, const struct driver *driver);
 
 /* Work launched on graph->stream between the two calls becomes the graph; an executable graph with the same kernels is
-   updated. is_whole false: a launch failed, and the graph stays as it was. */
+   updated. is_complete false: a launch failed, and the graph stays as it was. */
 weftStatus_t cuda_graph_begin(struct cuda_graph *graph);
-weftStatus_t cuda_graph_end(struct cuda_graph *graph, bool is_whole);
+weftStatus_t cuda_graph_end(struct cuda_graph *graph, bool is_complete);
 
 weftStatus_t cuda_graph_launch(const struct cuda_graph *graph, weftStream_t stream);
 

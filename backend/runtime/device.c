@@ -125,8 +125,8 @@ static weftStatus_t fail_to_find(int32_t ordinal, int count) {
     if (count > 1)
         snprintf(last, sizeof last, "..%d", count - 1);
     FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-         "no device cuda:%d on this machine: Weft sees %d cuda device%s. Ask for cuda:0%s or cpu:0.", (int)ordinal,
-         count, count == 1 ? "" : "s", last);
+         "no device cuda:%d on this machine: Weft found %d cuda device%s. Use cuda:0%s or cpu:0.", (int)ordinal, count,
+         count == 1 ? "" : "s", last);
 }
 
 static weftStatus_t find_cuda(struct device *device, int32_t ordinal) {
@@ -170,7 +170,7 @@ weftStatus_t device_find(struct device *device, weftDeviceKind_t kind, int32_t o
         return find_cuda(device, ordinal);
     if (kind != WEFT_DEVICE_CPU || ordinal != 0)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "no device cpu:%d: a machine is one cpu, cpu:0, and as many cuda devices as it has GPUs. Ask for cpu:0 or "
+             "no device cpu:%d: a machine has one CPU device, cpu:0, and one cuda device per GPU. Use cpu:0 or "
              "cuda:0.",
              (int)ordinal);
     device->kind = kind;
@@ -285,7 +285,7 @@ weftStatus_t device_read_arch(int *major, int *minor, const char *text) {
     if (end && (*end == 'a' || *end == 'f'))
         end++;
     if (!end || *end || arch < 10 || arch > 9999)
-        FAIL(WEFT_STATUS_BAD_PARAM, "'%.40s' names no GPU architecture. Write it as \"sm_90\".", text);
+        FAIL(WEFT_STATUS_BAD_PARAM, "'%.40s' is not a GPU architecture. Use the form \"sm_90\".", text);
     *major = (int)arch / 10;
     *minor = (int)arch % 10;
     return WEFT_STATUS_SUCCESS;

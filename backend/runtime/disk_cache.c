@@ -85,7 +85,8 @@ static void read_settings(void) {
     else if (home && *home == '/')
         length = snprintf(store.path, sizeof store.path, "%s/.cache/weft/v1", home);
     if (store.mode != MODE_OFF && (length < 0 || (size_t)length >= sizeof store.path))
-        lower_mode(MODE_OFF, "no folder for it: HOME is not set. Set WEFT_CACHE_DIR, or WEFT_CACHE=off for silence.");
+        lower_mode(MODE_OFF,
+                   "no folder for it: HOME is not set. Set WEFT_CACHE_DIR, or WEFT_CACHE=off to silence this warning.");
 }
 
 /* Failures appear when the folder is opened. 0700: other users must neither read nor plant code. */
@@ -115,9 +116,9 @@ static void open_store(void) {
     store.folder = open(store.path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (store.folder < 0 || fstat(store.folder, &info))
         lower_mode(MODE_OFF,
-                   "'%s' cannot be opened (%s). Kernels are compiled anew in every process; set WEFT_CACHE_DIR to "
-                   "a folder of yours, or WEFT_CACHE=off for silence.",
-                   store.path, errno == ELOOP || errno == ENOTDIR ? "it is a link or no folder" : strerror(errno));
+                   "'%s' cannot be opened (%s). Every process compiles its kernels again; set WEFT_CACHE_DIR to "
+                   "a folder of yours, or WEFT_CACHE=off to silence this warning.",
+                   store.path, errno == ELOOP || errno == ENOTDIR ? "it is a link or not a folder" : strerror(errno));
     /* Checks the open folder instead of its path, which might be exchanged in between. */
     else if (!is_trusted_owner(info.st_uid) || info.st_mode & (S_IWGRP | S_IWOTH))
         lower_mode(MODE_OFF,
@@ -128,7 +129,7 @@ static void open_store(void) {
     else if (store.mode == MODE_WRITE && faccessat(store.folder, ".", W_OK, AT_EACCESS))
         lower_mode(MODE_READ,
                    "'%s' cannot be written (%s); it is only read. Set WEFT_CACHE_DIR to a folder of yours, or "
-                   "WEFT_CACHE=ro for silence.",
+                   "WEFT_CACHE=ro to silence this warning.",
                    store.path, strerror(errno));
 }
 
@@ -187,7 +188,7 @@ static const uint8_t *check_entry(size_t *payload_bytes, const uint8_t *data, si
 static uint8_t *read_entry(int file, size_t *bytes, const char **problem) {
     struct stat info;
     if (fstat(file, &info) || !S_ISREG(info.st_mode))
-        *problem = "is no file";
+        *problem = "is not a regular file";
     /* The folder is trusted, but root or its owner may have moved another user's file into it. */
     else if (!is_trusted_owner(info.st_uid))
         *problem = "belongs to another user";
@@ -228,7 +229,7 @@ bool disk_cache_load(const uint8_t key[32], uint8_t **payload, size_t *bytes) {
         problem = "is damaged";
     if (problem) {
         atomic_fetch_add(&damaged, 1);
-        trace(WEFT_SEV_WARNING, "kernel cache: '%s/%s' %s; it is dropped and compiled anew.", store.path, name,
+        trace(WEFT_SEV_WARNING, "kernel cache: '%s/%s' %s; it is dropped and compiled again.", store.path, name,
               problem);
         /* Removed, so that the next process does not find it; in read-only mode it stays, and each process warns. */
         if (store.mode == MODE_WRITE)

@@ -96,10 +96,10 @@ static const struct {
     {1, WEFT_STATUS_INTERNAL_ERROR_UNEXPECTED_VALUE, "This is a defect of Weft: report it with this text."},
     {2, WEFT_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED, "Free device memory, or set a smaller workspace limit."},
     {3, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
-     "If this process was forked, start workers by spawn instead; CUDA does not survive a fork."},
-    {4, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "The process is ending; finish GPU work before it does."},
+     "If this process was forked, use the spawn start method for workers; CUDA does not survive a fork."},
+    {4, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "The process is ending; finish GPU work before it ends."},
     {34, WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
-     "It is the stub that toolkits link with: take its folder out of LD_LIBRARY_PATH and install NVIDIA's driver."},
+     "It is the stub that toolkits link with: remove its folder from LD_LIBRARY_PATH and install NVIDIA's driver."},
     {46, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
      "Another process may own the GPU exclusively: see 'nvidia-smi -q -d COMPUTE', or use another GPU."},
     {101, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "See nvidia-smi: the GPU may have fallen off the bus."},
@@ -119,29 +119,30 @@ static const struct {
        MISALIGNED_ADDRESS, LAUNCH_FAILED. Most are sticky: they are reported by whatever call follows the kernel that
        failed. */
     {400, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
-     "A stream or kernel of another GPU or of a destroyed context was given: use one of the plan's GPU."},
+     "The stream or kernel belongs to another GPU or to a destroyed context: use one of the plan's GPU."},
     {700, WEFT_STATUS_EXECUTION_FAILED,
-     "A kernel launched before, of this or another library, wrote or read outside its memory; the GPU is lost to this "
-     "process. Check pointers and sizes, or run under compute-sanitizer."},
+     "An earlier kernel of this or another library accessed memory out of bounds; this process can no longer use the "
+     "GPU. Check pointers and sizes, or run under compute-sanitizer."},
     {701, WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM, "This is a defect of Weft: report it with this text."},
     {702, WEFT_STATUS_EXECUTION_FAILED, "The system's watchdog stopped a kernel: use a GPU without a display."},
-    {715, WEFT_STATUS_EXECUTION_FAILED, "A kernel launched before failed; the GPU is lost to this process."},
+    {715, WEFT_STATUS_EXECUTION_FAILED, "An earlier kernel failed; this process can no longer use the GPU."},
     {716, WEFT_STATUS_EXECUTION_FAILED,
-     "A kernel launched before met a pointer that is not aligned; the GPU is lost to this process. Check pointers."},
+     "An earlier kernel accessed a misaligned address; this process can no longer use the GPU. Check pointers."},
     {719, WEFT_STATUS_EXECUTION_FAILED,
-     "A kernel launched before failed; the GPU is lost to this process. Run under compute-sanitizer."},
+     "An earlier kernel failed; this process can no longer use the GPU. Run under compute-sanitizer."},
     /* Installation: SYSTEM_NOT_READY, SYSTEM_DRIVER_MISMATCH, COMPAT_NOT_SUPPORTED_ON_DEVICE. */
     {802, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
      "The system is not ready: on NVSwitch machines start nvidia-fabricmanager, then try again."},
     {803, WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
-     "Reboot, or reload the kernel module: it and libcuda are of different versions, as after an update of the "
+     "Reboot, or reload the kernel module: its version differs from that of libcuda, as after an update of the "
      "driver."},
     {804, WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
-     "Take the cuda-compat library out of LD_LIBRARY_PATH, or update the driver: the library does not support this "
+     "Remove the cuda-compat library from LD_LIBRARY_PATH, or update the driver: the library does not support this "
      "GPU."},
     /* Captures and clusters: STREAM_CAPTURE_UNSUPPORTED, _INVALIDATED, _IMPLICIT, INVALID_CLUSTER_SIZE. */
     {900, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "The stream is being captured: do this before the capture."},
-    {901, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "An earlier error ended the capture of the stream: capture anew."},
+    {901, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
+     "An earlier error ended the capture of the stream: start a new capture."},
     {906, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
      "Work on the default stream would join a capture: execute on the captured stream."},
     {912, WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM, "This is a defect of Weft: report it with this text."},
@@ -178,7 +179,7 @@ weftStatus_t driver_fail(int result, const char *what, ...) {
     va_end(arguments);
     print_result(answer, sizeof answer, result);
     weftStatus_t status = interpret(result, &fix);
-    FAIL(status, "%s: the CUDA driver answered %s. %s", who, answer, fix);
+    FAIL(status, "%s: the CUDA driver returned %s. %s", who, answer, fix);
 }
 
 /* ---- Loading ----------------------------------------------------------------------------------------------------- */
@@ -198,8 +199,8 @@ static void refuse(weftStatus_t status, const char *format, ...) {
 /* Opens the library and returns its name for messages. NULL if it was refused. */
 static void *open_library(const char **name) {
     /* The locations on WSL and on Jetson, in case the loader does not know them. */
-    static const char *const places[] = {"libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1",
-                                         "/usr/lib/aarch64-linux-gnu/nvidia/libcuda.so.1"};
+    static const char *const paths[] = {"libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1",
+                                        "/usr/lib/aarch64-linux-gnu/nvidia/libcuda.so.1"};
     char why[LIBRARY_WHY_BYTES], other[LIBRARY_WHY_BYTES];
     const char *forced = getenv("WEFT_LIBCUDA");
     if (forced && *forced) {
@@ -212,8 +213,8 @@ static void *open_library(const char **name) {
         return library;
     }
     /* The first failure is reported, because it is the loader's own; the other paths are guesses. */
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        void *library = library_open(*name = places[i], i == 0 ? why : other);
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        void *library = library_open(*name = paths[i], i == 0 ? why : other);
         if (library)
             return library;
     }
@@ -230,16 +231,16 @@ static bool is_new_enough(void *library, const char *name) {
     /* C has no conversion from object to function pointers; POSIX requires this form. */
     *(void **)&get_version = dlsym(library, "cuDriverGetVersion");
     if (!get_version || get_version(&table.version)) {
-        refuse(
-            WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
-            "CUDA driver: '%s' does not tell its version, so it is no CUDA driver. Install NVIDIA's driver, " USE_CPU,
-            name);
+        refuse(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
+               "CUDA driver: '%s' does not report its version, so it is not a CUDA driver. Install NVIDIA's "
+               "driver, " USE_CPU,
+               name);
         return false;
     }
     if (table.version >= OLDEST_VERSION)
         return true;
     refuse(WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
-           "CUDA driver: Weft needs CUDA 12.0 or newer, '%s' speaks %d.%d. Update NVIDIA's driver to 525 or "
+           "CUDA driver: Weft needs CUDA 12.0 or newer, '%s' supports %d.%d. Update NVIDIA's driver to 525 or "
            "newer, " USE_CPU,
            name, table.version / 1000, table.version % 1000 / 10);
     return false;
@@ -265,9 +266,10 @@ static bool find_entries(void *library, const char *name) {
         memcpy((char *)&table + entries[i].offset, &address, sizeof address);
     }
     if (missing)
-        refuse(WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
-               "CUDA driver: '%s' says that it speaks CUDA %d.%d but lacks %s. Install NVIDIA's driver anew, " USE_CPU,
-               name, table.version / 1000, table.version % 1000 / 10, missing);
+        refuse(
+            WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
+            "CUDA driver: '%s' reports that it supports CUDA %d.%d but lacks %s. Reinstall NVIDIA's driver, " USE_CPU,
+            name, table.version / 1000, table.version % 1000 / 10, missing);
     return !missing;
 }
 
@@ -277,7 +279,7 @@ static void refuse_start(int result) {
     const char *fix;
     weftStatus_t status = interpret(result, &fix);
     print_result(answer, sizeof answer, result);
-    refuse(status, "CUDA driver: it does not start: cuInit answered %s. %s Until then use the CPU (device cpu:0).",
+    refuse(status, "CUDA driver: it does not start: cuInit returned %s. %s Until then use the CPU (device cpu:0).",
            answer, fix);
 }
 
@@ -297,11 +299,12 @@ static void load(void) {
         refuse_start(result);
     } else if (result || table.device_count < 1) {
         const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-        refuse(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
-               "CUDA driver: it speaks CUDA %d.%d and sees no GPU (CUDA_VISIBLE_DEVICES is %s%s%s). Check nvidia-smi, "
-               "give the container the GPU (docker run --gpus all), " USE_CPU,
-               table.version / 1000, table.version % 1000 / 10, visible ? "'" : "not set", visible ? visible : "",
-               visible ? "'" : "");
+        refuse(
+            WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
+            "CUDA driver: it supports CUDA %d.%d and finds no GPU (CUDA_VISIBLE_DEVICES is %s%s%s). Check nvidia-smi, "
+            "give the container the GPU (docker run --gpus all), " USE_CPU,
+            table.version / 1000, table.version % 1000 / 10, visible ? "'" : "not set", visible ? visible : "",
+            visible ? "'" : "");
     }
 }
 

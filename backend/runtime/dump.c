@@ -35,8 +35,8 @@ static bool write_file(const char *folder, const char *name, const void *data, s
     if (!file)
         return false;
     /* fwrite of 0 bytes returns 0, which is no failure here. */
-    bool is_whole = !bytes || fwrite(data, bytes, 1, file) == 1;
-    return fclose(file) == 0 && is_whole;
+    bool is_complete = !bytes || fwrite(data, bytes, 1, file) == 1;
+    return fclose(file) == 0 && is_complete;
 }
 
 /* Writes what is needed to compile the program by hand: version, target, options in order. */
@@ -47,9 +47,9 @@ static bool write_options(const char *folder, const struct program *program, con
              choice->target);
     for (int i = 0; i < program->option_count; i++)
         text_add(&text, "%s\n", program->options[i]);
-    bool is_whole = write_file(folder, "options.txt", text_string(&text), text.length);
+    bool is_complete = write_file(folder, "options.txt", text_string(&text), text.length);
     text_free(&text);
-    return is_whole;
+    return is_complete;
 }
 
 /* The folder's name consists of the program and the first 12 digits of its key, so that variants of a kernel are listed
@@ -66,18 +66,19 @@ void dump_program(const struct program *program, const struct nvrtc_choice *choi
     sha256_hex(hex, key);
     if (snprintf(folder, sizeof folder, "%s/%s-%.12s", root, program->name, hex) >= (int)sizeof folder)
         return;
-    bool is_whole = write_file(folder, program->name, program->text, strlen(program->text)) &&
-                    write_options(folder, program, choice) && write_file(folder, "log.txt", log, strlen(log));
+    bool is_complete = write_file(folder, program->name, program->text, strlen(program->text)) &&
+                       write_options(folder, program, choice) && write_file(folder, "log.txt", log, strlen(log));
     /* Headers are written under the names by which the program includes them, so that the folder compiles as it is. */
-    for (int i = 0; is_whole && i < program->header_count; i++)
-        is_whole =
+    for (int i = 0; is_complete && i < program->header_count; i++)
+        is_complete =
             write_file(folder, program->headers[i].name, program->headers[i].text, strlen(program->headers[i].text));
-    if (is_whole && compiled->image)
-        is_whole = write_file(folder, compiled->is_ptx ? "image.ptx" : "image.cubin", compiled->image, compiled->bytes);
+    if (is_complete && compiled->image)
+        is_complete =
+            write_file(folder, compiled->is_ptx ? "image.ptx" : "image.cubin", compiled->image, compiled->bytes);
     /* stderr gets one warning per process, the log gets all of them. */
-    if (!is_whole && !atomic_flag_test_and_set(&is_reported))
+    if (!is_complete && !atomic_flag_test_and_set(&is_reported))
         environment_warn("WEFT_DUMP_DIR", root, "where files cannot be written. Name a writable folder.");
-    if (!is_whole)
+    if (!is_complete)
         trace(WEFT_SEV_WARNING, "WEFT_DUMP_DIR: '%s' cannot be written (%s). Name a writable folder.", folder,
               strerror(errno));
 }

@@ -96,13 +96,13 @@ weftStatus_t launch_kernel(const struct launch *launch, weftStream_t stream) {
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 /* Converts a driver result to a status; for messages without format arguments. */
-static weftStatus_t answer(int result, const char *what) {
+static weftStatus_t check_result(int result, const char *what) {
     return result ? driver_fail(result, "%s", what) : WEFT_STATUS_SUCCESS;
 }
 
 /* Skips empty copies, whose addresses the driver might refuse. */
 weftStatus_t launch_copy(const struct driver *driver, uint64_t dst, uint64_t src, size_t bytes, weftStream_t stream) {
-    return bytes ? answer(driver->memcpy_async(dst, src, bytes, stream), "copying memory") : WEFT_STATUS_SUCCESS;
+    return bytes ? check_result(driver->memcpy_async(dst, src, bytes, stream), "copying memory") : WEFT_STATUS_SUCCESS;
 }
 
 /* ---- Tensor maps ------------------------------------------------------------------------------------------------- */
@@ -153,7 +153,7 @@ static const char *broken_rule(const struct tensor_map_form *form, uint64_t addr
 }
 
 /* Results other than INVALID_VALUE are failures of the driver, unrelated to the form. */
-static weftStatus_t answer_map(int result, const struct tensor_map_form *form, uint64_t address, bool is_tiled) {
+static weftStatus_t check_map_result(int result, const struct tensor_map_form *form, uint64_t address, bool is_tiled) {
     if (!result)
         return WEFT_STATUS_SUCCESS;
     if (result != CUDA_INVALID_VALUE)
@@ -181,7 +181,7 @@ weftStatus_t tensor_map_tiled(struct cuda_tensor_map *map, const struct driver *
     int result =
         driver->tensor_map_encode_tiled(map, (int)form->type, (uint32_t)form->rank, address, form->dims, form->strides,
                                         form->box, steps, 0, (int)form->swizzle, (int)form->promotion, 0);
-    return answer_map(result, form, address, true);
+    return check_map_result(result, form, address, true);
 }
 
 weftStatus_t tensor_map_im2col(struct cuda_tensor_map *map, const struct driver *driver,
@@ -191,7 +191,7 @@ weftStatus_t tensor_map_im2col(struct cuda_tensor_map *map, const struct driver 
     int result = driver->tensor_map_encode_im2col(map, (int)form->type, (uint32_t)form->rank, address, form->dims,
                                                   form->strides, form->lower, form->upper, form->channels, form->pixels,
                                                   steps, 0, (int)form->swizzle, (int)form->promotion, 0);
-    return answer_map(result, form, address, false);
+    return check_map_result(result, form, address, false);
 }
 
 /* ---- Autotuning, tests, doctor ----------------------------------------------------------------------------------- */
@@ -211,7 +211,7 @@ void memory_free(const struct driver *driver, uint64_t address) {
 
 /* Reports errors of any kernel on the stream. */
 weftStatus_t stream_wait(const struct driver *driver, weftStream_t stream) {
-    return answer(driver->stream_synchronize(stream), "waiting for a stream");
+    return check_result(driver->stream_synchronize(stream), "waiting for a stream");
 }
 
 /* After a failure the stopwatch is empty and may be freed again. */
@@ -226,15 +226,15 @@ weftStatus_t stopwatch_make(struct stopwatch *watch, const struct driver *driver
         result = driver->event_create(&watch->marks[i], CUDA_EVENT_DEFAULT);
     if (result)
         stopwatch_free(watch);
-    return answer(result, "making a stopwatch");
+    return check_result(result, "creating a stopwatch");
 }
 
 weftStatus_t stopwatch_mark(struct stopwatch *watch, weftStream_t stream) {
-    return answer(watch->driver->event_record(watch->marks[watch->marked++], stream), "marking a stream");
+    return check_result(watch->driver->event_record(watch->marks[watch->marked++], stream), "marking a stream");
 }
 
 weftStatus_t stopwatch_wait(const struct stopwatch *watch) {
-    return answer(watch->driver->event_synchronize(watch->marks[watch->marked - 1]), "waiting for a mark");
+    return check_result(watch->driver->event_synchronize(watch->marks[watch->marked - 1]), "waiting for a mark");
 }
 
 weftStatus_t stopwatch_read(double *seconds, const struct stopwatch *watch, int64_t from, int64_t to) {
@@ -242,7 +242,7 @@ weftStatus_t stopwatch_read(double *seconds, const struct stopwatch *watch, int6
     float milliseconds = 0;
     int result = watch->driver->event_elapsed_time(&milliseconds, watch->marks[from], watch->marks[to]);
     *seconds = milliseconds * 1e-3;
-    return answer(result, "reading a stopwatch");
+    return check_result(result, "reading a stopwatch");
 }
 
 void stopwatch_free(struct stopwatch *watch) {

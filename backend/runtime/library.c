@@ -34,17 +34,17 @@ static uint64_t end_of_segments(int file) {
     return end;
 }
 
-bool library_is_cut_off(const char *path, char why[LIBRARY_WHY_BYTES]) {
+bool library_is_truncated(const char *path, char why[LIBRARY_WHY_BYTES]) {
     struct stat info;
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     uint64_t end = file < 0 ? 0 : end_of_segments(file);
-    bool is_cut_off = end && fstat(file, &info) == 0 && (uint64_t)info.st_size < end;
-    if (is_cut_off)
-        snprintf(why, LIBRARY_WHY_BYTES, "the file is cut off: its headers describe %llu bytes, it has %llu",
+    bool is_truncated = end && fstat(file, &info) == 0 && (uint64_t)info.st_size < end;
+    if (is_truncated)
+        snprintf(why, LIBRARY_WHY_BYTES, "the file is truncated: its headers describe %llu bytes, it has %llu",
                  (unsigned long long)end, (unsigned long long)info.st_size);
     if (file >= 0)
         close(file);
-    return is_cut_off;
+    return is_truncated;
 }
 
 /* The file that ldconfig writes, in the format of glibc 2.2 and newer. */
@@ -60,7 +60,7 @@ struct loader_cache_entry {
 };
 
 /* Checks all files with this name, because the choice of the loader depends on the processor. */
-static bool is_cut_off_in_cache(const char *data, size_t bytes, const char *name, char why[LIBRARY_WHY_BYTES]) {
+static bool is_truncated_in_cache(const char *data, size_t bytes, const char *name, char why[LIBRARY_WHY_BYTES]) {
     struct loader_cache header;
     size_t length = strlen(name) + 1;
     /* ldconfig of glibc before 2.32 puts data in an older format before the header. */
@@ -77,30 +77,30 @@ static bool is_cut_off_in_cache(const char *data, size_t bytes, const char *name
         bool is_named =
             entry.name < bytes && bytes - entry.name >= length && memcmp(start + entry.name, name, length) == 0;
         bool has_path = entry.path < bytes && memchr(start + entry.path, 0, bytes - entry.path);
-        if (is_named && has_path && library_is_cut_off(start + entry.path, why))
+        if (is_named && has_path && library_is_truncated(start + entry.path, why))
             return true;
     }
     return false;
 }
 
-bool library_is_cut_off_for_loader(const char *cache, const char *name, char why[LIBRARY_WHY_BYTES]) {
+bool library_is_truncated_for_loader(const char *cache, const char *name, char why[LIBRARY_WHY_BYTES]) {
     int file = open(cache, O_RDONLY | O_CLOEXEC);
     struct stat info;
-    bool is_cut_off = false;
+    bool is_truncated = false;
     char *data = NULL;
     if (file >= 0 && fstat(file, &info) == 0 && info.st_size > 0 && (data = malloc((size_t)info.st_size))) {
         ssize_t bytes = read(file, data, (size_t)info.st_size);
-        is_cut_off = bytes > 0 && is_cut_off_in_cache(data, (size_t)bytes, name, why);
+        is_truncated = bytes > 0 && is_truncated_in_cache(data, (size_t)bytes, name, why);
     }
     free(data);
     if (file >= 0)
         close(file);
-    return is_cut_off;
+    return is_truncated;
 }
 
 #ifdef __GLIBC__
 /* True if a readable file of this name is in the loader's folders, LD_LIBRARY_PATH first; the first one is checked. */
-static bool is_in_folders(const char *name, bool *is_cut_off, char why[LIBRARY_WHY_BYTES]) {
+static bool is_in_folders(const char *name, bool *is_truncated, char why[LIBRARY_WHY_BYTES]) {
     bool is_found = false;
     Dl_serinfo size, *folders;
     void *process = dlopen(NULL, RTLD_LAZY);
@@ -113,7 +113,7 @@ static bool is_in_folders(const char *name, bool *is_cut_off, char why[LIBRARY_W
             if (snprintf(path, sizeof path, "%s/%s", folders->dls_serpath[i].dls_name, name) >= PATH_MAX ||
                 access(path, R_OK))
                 continue;
-            *is_cut_off = library_is_cut_off(path, why);
+            *is_truncated = library_is_truncated(path, why);
             is_found = true;
         }
     free(folders);
@@ -125,19 +125,19 @@ static bool is_in_folders(const char *name, bool *is_cut_off, char why[LIBRARY_W
 
 /* True if the file that the loader would choose for this name is truncated. The loader searches LD_LIBRARY_PATH, then
    the cache of ldconfig, which includes its own folders. */
-static bool is_found_cut_off(const char *name, char why[LIBRARY_WHY_BYTES]) {
-    bool is_cut_off = false;
+static bool is_found_truncated(const char *name, char why[LIBRARY_WHY_BYTES]) {
+    bool is_truncated = false;
 #ifdef __GLIBC__
-    if (!is_in_folders(name, &is_cut_off, why))
-        is_cut_off = library_is_cut_off_for_loader("/etc/ld.so.cache", name, why);
+    if (!is_in_folders(name, &is_truncated, why))
+        is_truncated = library_is_truncated_for_loader("/etc/ld.so.cache", name, why);
 #else
     (void)name, (void)why;
 #endif
-    return is_cut_off;
+    return is_truncated;
 }
 
 void *library_open(const char *name, char why[LIBRARY_WHY_BYTES]) {
-    if (strchr(name, '/') ? library_is_cut_off(name, why) : is_found_cut_off(name, why))
+    if (strchr(name, '/') ? library_is_truncated(name, why) : is_found_truncated(name, why))
         return NULL;
     void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!library)

@@ -15,9 +15,9 @@ void *library_open(const char *name, char why[LIBRARY_WHY_BYTES]);
 
 /* True, with the reason, if the file at `path` ends before its last segment. Files that cannot be read, or that are no
    libraries for this machine, are left to dlopen, which refuses them. */
-bool library_is_cut_off(const char *path, char why[LIBRARY_WHY_BYTES]);
+bool library_is_truncated(const char *path, char why[LIBRARY_WHY_BYTES]);
 
 /* The same for the files of this name in the cache of ldconfig. */
-bool library_is_cut_off_for_loader(const char *cache, const char *name, char why[LIBRARY_WHY_BYTES]);
+bool library_is_truncated_for_loader(const char *cache, const char *name, char why[LIBRARY_WHY_BYTES]);
 
 #endif

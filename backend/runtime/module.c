@@ -130,7 +130,8 @@ static weftStatus_t check_arguments(const struct kernel *kernel, const struct dr
     if (second && bytes == kernel->argument_bytes)
         return WEFT_STATUS_SUCCESS;
     FAIL(WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM,
-         "cuda:%d: kernel '%s': its host side gives one struct of %zu bytes, it takes %s%zu bytes. This is a defect of "
+         "cuda:%d: kernel '%s': the host passes one struct of %zu bytes, the kernel expects %s%zu bytes. This is a "
+         "defect of "
          "Weft: report it with this text.",
          (int)kernel->ordinal, kernel->name, kernel->argument_bytes, second ? "" : "several arguments, the first of ",
          bytes);
@@ -222,7 +223,7 @@ void kernel_release(struct kernel *kernel) {
 /* The driver's occupancy calculation: registers, threads and shared memory, without clusters. */
 weftStatus_t kernel_blocks_per_multiprocessor(int *blocks, const struct kernel *kernel, int threads, int shared_bytes) {
     int result = kernel->driver->occupancy_blocks(blocks, kernel->function, threads, (size_t)shared_bytes);
-    return result ? driver_fail(result, "cuda:%d: asking how many blocks of kernel '%s' fit", (int)kernel->ordinal,
+    return result ? driver_fail(result, "cuda:%d: querying the occupancy of kernel '%s'", (int)kernel->ordinal,
                                 kernel->name)
                   : WEFT_STATUS_SUCCESS;
 }

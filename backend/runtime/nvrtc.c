@@ -94,8 +94,8 @@ static void load_builtins(struct nvrtc *copy, int major, int minor) {
     char path[PATH_MAX + 64], why[LIBRARY_WHY_BYTES];
     int folder = (int)(strrchr(copy->path, '/') - copy->path);
     snprintf(path, sizeof path, "%.*s/libnvrtc-builtins.so.%d.%d", folder, copy->path, major, minor);
-    if (library_is_cut_off(path, why))
-        fault(copy, "its libnvrtc-builtins does not serve: ", why);
+    if (library_is_truncated(path, why))
+        fault(copy, "its libnvrtc-builtins is unusable: ", why);
     else
         copy->has_builtins = library_open(path, why) || library_open(strrchr(path, '/') + 1, why);
 }
@@ -121,7 +121,7 @@ static void load_copy(struct nvrtc *copy) {
     }
     if (copy->get_version(&major, &minor) || copy->get_arch_count(&count) || count < 1 || count > ARCHS_MAX ||
         copy->get_archs(copy->archs)) {
-        fault(copy, "it does not tell its version and architectures", "");
+        fault(copy, "it does not report its version and architectures", "");
         return;
     }
     /* Encoded like the driver's CUDA version, so that the two can be compared. */
@@ -214,7 +214,7 @@ static void add_siblings(void) {
     /* "/../.." and then "/..": site-packages relative to weft/lib, and to a libweft that is one folder below it. */
     for (const char *step = "/../.."; *step; step += 3) {
         snprintf(up, sizeof up, "%s%s", folder, step);
-        add_wheels(up, "beside libweft");
+        add_wheels(up, "next to libweft");
     }
 }
 
@@ -301,13 +301,13 @@ static weftStatus_t judge(char why[512], const struct nvrtc *copy, int arch, int
     if (!copy->version || copy->version / 1000 < OLDEST_MAJOR)
         return WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING;
     if (newest_known(copy, arch) != arch) {
-        snprintf(why, 512, "it knows sm_%d to sm_%d but not sm_%d", copy->archs[0], copy->archs[copy->arch_count - 1],
-                 arch);
+        snprintf(why, 512, "it supports sm_%d to sm_%d but not sm_%d", copy->archs[0],
+                 copy->archs[copy->arch_count - 1], arch);
         return WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH;
     }
     /* Within a major version, cubins of a newer compiler run on older drivers (minor version compatibility). */
     if (driver && copy->version / 1000 > driver / 1000) {
-        snprintf(why, 512, "it is newer than the driver, which speaks CUDA %d.%d", driver / 1000, driver % 1000 / 10);
+        snprintf(why, 512, "it is newer than the driver, which supports CUDA %d.%d", driver / 1000, driver % 1000 / 10);
         return WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER;
     }
     return WEFT_STATUS_SUCCESS;
@@ -374,15 +374,15 @@ static weftStatus_t fail_to_choose(const char *arch_name, int arch, int driver) 
         }
     }
     if (count)
-        status =
-            status_fail(status,
-                        "NVRTC: kernels for %s need a copy of 12.0 or newer that knows the chip%s; what was "
-                        "found does not serve: %s. %s%s.",
-                        arch_name, driver ? " and is no newer than the driver" : "", text_string(&list),
-                        is_forced ? "Name another in WEFT_NVRTC, unset it, or: " : "Fix: ", how_to_install(driver));
+        status = status_fail(
+            status,
+            "NVRTC: kernels for %s need a copy of 12.0 or newer that supports the chip%s; none of the copies "
+            "found is usable: %s. %s%s.",
+            arch_name, driver ? " and is no newer than the driver" : "", text_string(&list),
+            is_forced ? "Name another in WEFT_NVRTC, unset it, or: " : "Fix: ", how_to_install(driver));
     else if (is_forced)
         status = status_fail(status,
-                             "NVRTC: WEFT_NVRTC is '%s', which neither is nor holds a libnvrtc.so.12 or newer. Name "
+                             "NVRTC: WEFT_NVRTC is '%s', which neither is nor contains a libnvrtc.so.12 or newer. Name "
                              "its folder or file, or unset WEFT_NVRTC.",
                              forced);
     else
@@ -408,7 +408,7 @@ static int driver_version(void) {
 weftStatus_t nvrtc_choose(struct nvrtc_choice *choice, const char *arch) {
     int number = arch_number(arch), driver = driver_version();
     if (number < 10)
-        FAIL(WEFT_STATUS_BAD_PARAM, "NVRTC: '%.40s' names no GPU architecture. Write it as \"sm_90\".", arch);
+        FAIL(WEFT_STATUS_BAD_PARAM, "NVRTC: '%.40s' is not a GPU architecture. Use the form \"sm_90\".", arch);
     memset(choice, 0, sizeof *choice);
     pthread_mutex_lock(&lock);
     /* Searches on the first call, and again after nvrtc_set_search_paths. */
@@ -441,7 +441,7 @@ void nvrtc_report(struct text *json, const char *arch) {
         if (copy == chosen)
             snprintf(why, sizeof why, "chosen: the newest that supports the chip and the driver");
         else if (copy == spare)
-            snprintf(why, sizeof why, "chosen as a last resort, for PTX: no copy knows sm_%d", number);
+            snprintf(why, sizeof why, "chosen as a last resort, for PTX: no copy supports sm_%d", number);
         else if (judge(why, copy, number, driver) == WEFT_STATUS_SUCCESS)
             snprintf(why, sizeof why,
                      /* Otherwise choose_copy uses the newest, and the first one in case of a tie. */
@@ -520,15 +520,15 @@ static weftStatus_t fail_to_compile(int result, const struct nvrtc_choice *choic
     const struct nvrtc *nvrtc = choice->compiler;
     struct log_error error;
     int major = choice->version / 1000, minor = choice->version % 1000 / 10, length = 0;
-    const char *report = "This is a defect of Weft: report it with the program, which WEFT_DUMP_DIR=<folder> keeps";
+    const char *report = "This is a defect of Weft: report it with the program, which WEFT_DUMP_DIR=<folder> saves";
     if (result == NVRTC_OUT_OF_MEMORY)
         FAIL(WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED,
              "NVRTC %d.%d, %s: out of host memory while '%s' was compiled. Free memory or build fewer plans at once.",
              major, minor, choice->target, program->name);
     if (result == NVRTC_BUILTIN_OPERATION_FAILURE)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
-             "NVRTC %d.%d: '%s' cannot use its own libnvrtc-builtins.so.%d.%d, which must lie beside it. Install NVRTC "
-             "anew: %s.",
+             "NVRTC %d.%d: '%s' cannot use its own libnvrtc-builtins.so.%d.%d, which must be in the same folder. "
+             "Reinstall NVRTC: %s.",
              major, minor, nvrtc->path, major, minor, how_to_install(choice->version));
     /* Other failures have no line, so NVRTC's message and the log are reported. */
     if (result != NVRTC_COMPILATION || !find_error(&error, log))
@@ -536,7 +536,7 @@ static weftStatus_t fail_to_compile(int result, const struct nvrtc_choice *choic
              major, minor, choice->target, program->name, nvrtc->get_error_string(result), report,
              *log ? log : "empty");
     const char *text = find_text(program, error.file, error.file_length);
-    const char *line = text ? find_line(text, error.line, &length) : "not ours";
+    const char *line = text ? find_line(text, error.line, &length) : "not available";
     FAIL(WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED,
          "NVRTC %d.%d, %s: '%s' does not compile: %.*s line %d: %.*s: `%.*s`. %s. Log:\n%s", major, minor,
          choice->target, program->name, error.file_length, error.file, error.line, error.words_length, error.words,
@@ -548,7 +548,8 @@ static weftStatus_t read_log(struct compiled *out, const struct nvrtc_choice *ch
     size_t bytes = 0;
     char note[128] = "";
     if (choice->is_ptx)
-        snprintf(note, sizeof note, "weft: NVRTC %d.%d does not know this chip; compiled to PTX of %s for the driver\n",
+        snprintf(note, sizeof note,
+                 "weft: NVRTC %d.%d does not support this chip; compiled to PTX of %s for the driver\n",
                  choice->version / 1000, choice->version % 1000 / 10, choice->target);
     /* `bytes` includes the terminating zero. */
     if (choice->compiler->get_log_size(program, &bytes))
@@ -576,7 +577,7 @@ static weftStatus_t read_image(struct compiled *out, const struct nvrtc_choice *
     }
     if (result || !out->bytes)
         FAIL(WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED,
-             "NVRTC %d.%d, %s: it compiled a program but gave no code (%s). Install NVRTC anew: %s.",
+             "NVRTC %d.%d, %s: it compiled a program but produced no code (%s). Reinstall NVRTC: %s.",
              choice->version / 1000, choice->version % 1000 / 10, choice->target, nvrtc->get_error_string(result),
              how_to_install(choice->version));
     out->is_ptx = choice->is_ptx;

@@ -184,7 +184,7 @@ static struct xla_error *find_device(int32_t *ordinal, weftStream_t *stream, con
     struct xla_stream_arguments queue = {{sizeof queue, NULL}, call->context, NULL};
     if (!XLA_HAS(api, struct xla_api, device_ordinal_get))
         return error_of(api, failure_set(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
-                                         "weft call: this XLA does not tell handlers which device they run on. Install "
+                                         "weft call: this XLA does not pass the device to handlers. Install "
                                          "a newer jaxlib, 0.6.1 at least."));
     struct xla_error *error = api->device_ordinal_get(&device);
     if (!error && call->stage == XLA_EXECUTE)

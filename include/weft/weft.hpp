@@ -2439,8 +2439,9 @@ inline error_t Graph::at(std::int64_t index) const {
     if (index >= 0 && index < count)
         return {};
     return fail(error_code_t::INVALID_VALUE,
-                "plan " + std::to_string(index) + " was asked for, there are " + std::to_string(count) + ". " +
-                    (count ? "Use 0 to " + std::to_string(count - 1) + "." : "Call create_execution_plans() first."));
+                "there is no plan " + std::to_string(index) +
+                    (count ? ": expected 0 to " + std::to_string(count - 1) + ". Choose one of these."
+                           : ": no plans have been created. Call create_execution_plans() first."));
 }
 
 inline void Graph::choose(std::int64_t index) {

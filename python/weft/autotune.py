@@ -29,7 +29,7 @@ from weft.planning import Knob, Planner
 from weft.progress import Line, bar
 
 SETTINGS = 32  # a knob with at most this many values is searched exhaustively; beyond it, in growing steps
-# knobs of the planner, which no kernel reads
+# Knobs of the planner; no kernel reads them.
 PLANNERS_OWN = (knob_type.WORKSPACE, knob_type.WITHOUT_FAMILIES_EXT)
 ROUNDS = 3
 ROUND_SECONDS = 5e-3  # target duration of one round of runs
@@ -182,7 +182,7 @@ class Memory:
         name = hashlib.sha256(words.encode()).hexdigest()
         self._path = Path(disk["folder"]) / "autotune" / f"{name}.json"
 
-    def recall(self) -> tuple[str, Knobs] | None:
+    def load(self) -> tuple[str, Knobs] | None:
         """The stored engine and knobs, or None if no matching result is stored."""
         if self._mode == "off":
             return None
@@ -193,7 +193,7 @@ class Memory:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
-    def keep(self, engine: str, knobs: Knobs, seconds: float) -> None:
+    def store(self, engine: str, knobs: Knobs, seconds: float) -> None:
         """Stores a choice atomically, so that other processes never read a partial file. If the disk cannot
         be written, nothing is stored."""
         if self._mode != "rw":
@@ -233,7 +233,7 @@ def tune(
 ) -> tuple[int, list[Trial]]:
     """The index of the fastest candidate, and the timed plans, which are empty if the result was stored on
     disk."""
-    known = memory.recall() if memory is not None else None
+    known = memory.load() if memory is not None else None
     if known is not None:
         with contextlib.suppress(WeftError):  # if the stored choice cannot be built, measure again
             index = _find(planner, *known)
@@ -248,7 +248,7 @@ def tune(
     index = search.run()
     if memory is not None:
         best = planner.candidates[index]
-        memory.keep(best.name, best.knobs, search.trials[0].seconds)
+        memory.store(best.name, best.knobs, search.trials[0].seconds)
     return index, search.trials
 
 

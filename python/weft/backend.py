@@ -39,8 +39,8 @@ def library() -> Any:
     """The loaded library."""
     path = library_path()
     try:
-        if os.path.isfile(path) and _is_cut_off(path):
-            raise OSError("the file is cut off: its headers describe more bytes than it has")
+        if os.path.isfile(path) and _is_truncated(path):
+            raise OSError("the file is truncated: its headers describe more bytes than it has")
         opened = ffi.dlopen(path)
     except OSError as error:
         is_chosen = os.environ.get("WEFT_LIBRARY")
@@ -59,7 +59,7 @@ def library() -> Any:
     return opened
 
 
-def _is_cut_off(path: str) -> bool:
+def _is_truncated(path: str) -> bool:
     """True if a 64-bit shared library ends before its last segment does, for example after an interrupted
     copy. Loading it would kill the process with SIGBUS."""
     with open(path, "rb") as file:
@@ -128,7 +128,7 @@ def handle_of(value: Handle | int | None) -> Handle | None:
     known = _open_handles.get(value) if isinstance(value, int) else None
     if known is None and value != 0:
         raise BadParameterError(
-            f"handle: {value!r} is not an open handle. Give what create_handle() returns."
+            f"handle: {value!r} is not an open handle. Give the result of create_handle()."
         )
     return known
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from weft_cffi._weft import ffi
 
 from weft import arguments, dtypes
+from weft.arguments import counted
 from weft.enums import data_type, device_kind
 from weft.errors import BadParameterError
 
@@ -89,12 +90,12 @@ def describe(value: Any, stream: int | None = None) -> Buffer:
             value.block_until_ready()  # JAX's interface names no stream to wait for
         dtype = getattr(value, "dtype", None)
         number = getattr(getattr(value, "device", None), "id", SOME_GPU)
-        ordinal = arguments.whole(number, "buffer: the array's device.id")
+        ordinal = arguments.integer(number, "buffer: the array's device.id")
         return _describe_interface(value, interface, device_kind.CUDA, dtype, ordinal)
     if hasattr(kind, "__dlpack__"):
         return _describe_dlpack(value, stream)
     raise BadParameterError(
-        f"buffer: {kind.__name__} offers no memory. Give a NumPy array, a torch tensor, or an object with "
+        f"buffer: {kind.__name__} exposes no memory. Give a NumPy array, a torch tensor, or an object with "
         "__dlpack__ or __cuda_array_interface__."
     )
 
@@ -251,10 +252,10 @@ def _describe_interface(
         )
     shape: Any = interface.get("shape")
     steps: Any = interface.get("strides")
-    dims = arguments.wholes(shape, "buffer: the array's shape")
+    dims = arguments.integers(shape, "buffer: the array's shape")
     item = max(dtypes.of(type_).bits // 8, 1)
     if steps is not None:
-        steps = arguments.wholes(steps, "buffer: the array's strides")
+        steps = arguments.integers(steps, "buffer: the array's strides")
     pointer, is_read_only = _interface_data(interface.get("data"))
     _check_claim(pointer, dims, steps, item)
     strides = packed_strides(dims) if steps is None else _in_elements(dims, steps, item)
@@ -283,7 +284,7 @@ def _interface_data(data: Any) -> tuple[int, bool]:
         raise BadParameterError(
             f"buffer: the array's data is {data!r}. Give a pair, the address and whether it is read-only."
         )
-    pointer = 0 if data[0] is None else arguments.whole(data[0], "buffer: the array's address")
+    pointer = 0 if data[0] is None else arguments.integer(data[0], "buffer: the array's address")
     return pointer, bool(data[1])
 
 
@@ -300,7 +301,7 @@ def _check_claim(pointer: int, dims: Sequence[int], steps: Sequence[int] | None,
     elif min(dims, default=0) < 0:
         trouble = f"dims {list(dims)}, which are negative"
     elif len(steps) != len(dims):
-        trouble = f"{len(dims)} dims and {len(steps)} strides"
+        trouble = f"{counted(len(dims), 'dim')} and {counted(len(steps), 'stride')}"
     elif pointer < 0:
         trouble = f"the address {pointer}"
     elif not pointer and 0 not in dims:
@@ -316,8 +317,8 @@ def _check_claim(pointer: int, dims: Sequence[int], steps: Sequence[int] | None,
 def _in_elements(dims: tuple[int, ...], steps: tuple[int, ...], item: int) -> tuple[int, ...]:
     if any(step % item for step, extent in zip(steps, dims, strict=True) if extent > 1):
         raise BadParameterError(
-            f"buffer: strides of {list(steps)} bytes are not multiples of {item} bytes per element. Copy the "
-            "array with numpy.ascontiguousarray."
+            f"buffer: strides of {list(steps)} bytes are not multiples of {counted(item, 'byte')} per "
+            "element. Copy the array with numpy.ascontiguousarray."
         )
     return tuple(step // item for step in steps)
 
@@ -389,7 +390,7 @@ def _capsule_of(value: Any, stream: int | None) -> Any:
     request: dict[str, Any] = {}
     # torch returns an enumeration member
     kind = device[0].value if isinstance(device[0], IntEnum) else device[0]
-    if _DLPACK_DEVICES.get(arguments.whole(kind, "buffer: the DLPack device type")) is device_kind.CUDA:
+    if _DLPACK_DEVICES.get(arguments.integer(kind, "buffer: the DLPack device type")) is device_kind.CUDA:
         request["stream"] = _NO_WAITING if stream is None else stream or _DEFAULT_STREAM
     try:
         return value.__dlpack__(max_version=(1, 0), **request)
@@ -430,8 +431,8 @@ def _describe_dlpack(value: Any, stream: int | None) -> Buffer:
         )
     if not 0 <= tensor.ndim <= _RANK_MAX or (tensor.ndim and not tensor.shape):
         raise BadParameterError(
-            f"buffer: the DLPack tensor reports {tensor.ndim} dims, {'with' if tensor.shape else 'without'} "
-            "a shape. Give an array whose memory matches its shape."
+            f"buffer: the DLPack tensor reports {counted(tensor.ndim, 'dim')}, "
+            f"{'with' if tensor.shape else 'without'} a shape. Give an array whose memory matches its shape."
         )
     dims = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else packed_strides(dims)
@@ -525,7 +526,7 @@ def memory_of(value: Any, stream: Callable[[], int] | None = None) -> Memory:
     return reader(value)
 
 
-class QuickKind(NamedTuple):
+class FastChecks(NamedTuple):
     """Fast recognition of arrays of one type."""
 
     form: Callable[[Any], tuple[Any, ...]]
@@ -536,15 +537,15 @@ class QuickKind(NamedTuple):
     cannot change."""
 
 
-_quick_kinds: dict[type, QuickKind] = {}
+_quick_kinds: dict[type, FastChecks] = {}
 
 
-def add_quick_kind(kind: type, how: QuickKind) -> None:
-    """Registers a type of arrays for quick_kind_of."""
-    _quick_kinds[kind] = how
+def add_fast_checks(kind: type, functions: FastChecks) -> None:
+    """Registers a type of arrays for fast_checks_of."""
+    _quick_kinds[kind] = functions
 
 
-def quick_kind_of(value: Any) -> QuickKind | None:
+def fast_checks_of(value: Any) -> FastChecks | None:
     """The recognition functions for arrays of torch, NumPy and Weft; None for others."""
     return _quick_kinds.get(type(value))
 
@@ -598,11 +599,11 @@ def _add_reader(kind: type) -> Callable[..., Memory]:
         reader = _no_memory
     elif torch is not None and issubclass(kind, torch.Tensor):
         reader = _torch_memory
-        add_quick_kind(kind, QuickKind(_torch_form, torch.Tensor.data_ptr, _torch_state))
+        add_fast_checks(kind, FastChecks(_torch_form, torch.Tensor.data_ptr, _torch_state))
     elif numpy is not None and issubclass(kind, numpy.ndarray):
         reader = _numpy_memory
         if kind is numpy.ndarray:  # subclasses and other libraries may report something else
-            add_quick_kind(kind, QuickKind(_numpy_form, _numpy_address, _numpy_state))
+            add_fast_checks(kind, FastChecks(_numpy_form, _numpy_address, _numpy_state))
     _readers[kind] = reader
     return reader
 

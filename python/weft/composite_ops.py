@@ -1,5 +1,5 @@
-"""Conversion of arguments that are no attributes: cuDNN's many switches of attention, slices, and results
-computed on request. The methods are generated from tools/op_rows.txt into ops.py."""
+"""Converts arguments that are not attributes: cuDNN's switches for attention, slices, and optional results.
+The methods are generated from tools/op_rows.txt into ops.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft import enums
-from weft.arguments import label, whole
+from weft.arguments import integer, label
 from weft.errors import BadParameterError, NotSupportedError
 from weft.ops import Ops
 from weft.tensor import Tensor
@@ -97,7 +97,7 @@ def _slice_of(item: slice | int, where: str) -> slice:
     """Converts an index to a slice of extent 1, so that its dimension is kept."""
     if isinstance(item, slice):
         return item
-    index = whole(item, where)
+    index = integer(item, where)
     if index < 0:
         raise BadParameterError(f"{where} is {index}. Count from the start: give 0 or more.")
     return slice(index, index + 1)

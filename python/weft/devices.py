@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+from weft.arguments import counted
 from weft.backend import Descriptor, Handle
 from weft.enums import attribute_name, descriptor_type, device_kind
 from weft.errors import BadParameterError
@@ -43,7 +44,7 @@ class DeviceProperties:
     def __repr__(self) -> str:
         info = json.loads(self.serialize())
         if info["kind"] == "cpu":
-            return f"DeviceProperties(cpu: {info['name']}, {info['threads']} threads)"
+            return f"DeviceProperties(cpu: {info['name']}, {counted(info['threads'], 'thread')})"
         return f"DeviceProperties({info['arch']}: {info['name']}, {info['multiprocessors']} multiprocessors)"
 
 

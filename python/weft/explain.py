@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from weft.arguments import counted
+
 WIDTH = 110
 # Below this number of operations per byte moved, a step is memory-bound on every current chip.
 BALANCE = 8.0
@@ -51,7 +53,7 @@ def table(rows: Sequence[Sequence[str]], right: Iterable[int] = (), indent: str 
     return lines
 
 
-def bound(flops: float, moved: float) -> str:
+def bottleneck(flops: float, moved: float) -> str:
     """The limiting resource of a step, by its operations per byte moved."""
     return "memory" if flops < BALANCE * moved else "compute"
 
@@ -71,7 +73,7 @@ def _step_rows(steps: Sequence[Mapping[str, Any]], measured: Sequence[float]) ->
         names = ", ".join(short_name(operation["name"]) for operation in step["operations"])
         seconds = [step["seconds"], *measured[number - 1 : number]]
         numbers = [amount(step["flops"]), amount(step["bytes"]), *(amount(each, "s") for each in seconds)]
-        waits_for = bound(step["flops"], step["bytes"])
+        waits_for = bottleneck(step["flops"], step["bytes"])
         family = " ".join([step["family"], *step["relaxations"]])
         rows.append([str(number), family, _cut(names, 44), *numbers, waits_for])
     return rows
@@ -160,7 +162,9 @@ def _grouped(steps: Sequence[Mapping[str, Any]]) -> list[str]:
         if len(families) == 1:
             lines += _wrapped(f"{next(iter(families))} {where}: {sentence}", "  ")
         else:
-            lines += _wrapped(f"{sentence.rstrip('.')}: {len(families)} families {where}", "  ")
+            lines += _wrapped(
+                f"{sentence.rstrip('.')}: {counted(len(families), 'family', 'families')} {where}", "  "
+            )
     return lines
 
 
@@ -172,7 +176,7 @@ def _engines(support: Sequence[Mapping[str, Any]], chosen: str) -> list[str]:
             continue
         if answer["supported"]:
             count = len(answer["families"])
-            steps = f"{count} step{'' if count == 1 else 's'}"
+            steps = counted(count, "step")
             text = f"{answer['engine']}: supported, predicted {amount(answer['seconds'], 's')} in {steps}"
         else:
             text = f"{answer['engine']}: {answer['reason']}"
@@ -205,7 +209,7 @@ def explain_text(
     """
     device, steps = report["device"], report["steps"]
     count = device["threads"]  # on a CPU
-    threads = f", {count} thread{'' if count == 1 else 's'}" if count else ""
+    threads = f", {counted(count, 'thread')}" if count else ""
     each = () if isinstance(measured, float) else tuple(measured)
     total = measured if isinstance(measured, float) else sum(each)
     timed = f" · measured {amount(total, 's')}" if total else ""
@@ -219,7 +223,7 @@ def explain_text(
         *table(_step_rows(steps, each), right=(0, 3, 4, 5, 6) if each else (0, 3, 4, 5), indent="  "),
     ]
     sections = {
-        "how": _details(steps),
+        "kernel details": _details(steps),
         "views (no kernels)": _views(report["tensors"]),
         "intermediates whose type is unset": _free(report["tensors"]),
         "families that declined": _declined(steps) if all_refusals else _grouped(steps),

@@ -1,5 +1,5 @@
 """The libraries that connect libweft to a framework: libweft_torch.so and libweft_xla.so, in the folder of
-libweft itself. Only the face of the framework opens one."""
+libweft itself. Each is opened only by the package for its framework."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from weft.arguments import counted
+
 
 class Kernel(NamedTuple):
     """A kernel of a plan. print(kernel) shows the source that Weft generated; comments name the kind of
@@ -47,7 +49,8 @@ class Kernel(NamedTuple):
 
     def __repr__(self) -> str:
         grid = "x".join(map(str, self.grid))
-        return f"Kernel({self.family}: {self.entry} of {self.file}, {grid} blocks of {self.block} threads)"
+        threads = counted(self.block, "thread")
+        return f"Kernel({self.family}: {self.entry} of {self.file}, {grid} blocks of {threads})"
 
 
 def kernel_of(shown: Mapping[str, Any], headers: Mapping[str, str]) -> Kernel:

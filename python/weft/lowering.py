@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from weft_cffi._weft import ffi
 
 from weft import backend, dtypes, enums
-from weft.arguments import real, shown, whole
+from weft.arguments import counted, formatted, integer, real
 from weft.backend import Descriptor, Row
 from weft.enums import attribute_name, data_type, descriptor_type
 from weft.errors import BadParameterError, WeftError
@@ -50,7 +50,7 @@ class Nested:
     """Pointwise operations that are part of another operation: the score modifier of attention."""
 
     operations: list[Operation]
-    # by the attributes that receive their uids; they have the shape of the scores or are computed from them
+    # By the attributes that receive their uids. They have the shape of the scores, or are computed from them.
     ends: dict[str, Tensor]
     sources: list[Tensor]  # the tensors whose gradients are requested
     queries: Tensor
@@ -174,8 +174,8 @@ class Lowering:
         dims = self.tensor(tensor).get(attribute_name.TENSOR_DIMENSIONS, "INT64")
         if len(dims) != 4:
             raise BadParameterError(
-                f"{tensor.label}: it has {len(dims)} dims, and attention with score_mod expects [B, H, S, "
-                "D]. Reshape it."
+                f"{tensor.label}: it has {counted(len(dims), 'dim')}, and attention with score_mod "
+                "expects [B, H, S, D]. Reshape it."
             )
         return list(dims)
 
@@ -246,7 +246,7 @@ def option(rows: Sequence[Row], value: Any, operation: str) -> tuple[Row, Sequen
         return row, values
     what = f"{operation}: {row.key}"
     if row.type in ("INT64", "INT32"):
-        return row, [whole(int(item) if isinstance(item, IntEnum) else item, what) for item in values]
+        return row, [integer(int(item) if isinstance(item, IntEnum) else item, what) for item in values]
     if row.type in ("FLOAT", "DOUBLE"):
         return row, [real(item, what) for item in values]
     try:
@@ -255,7 +255,7 @@ def option(rows: Sequence[Row], value: Any, operation: str) -> tuple[Row, Sequen
         raise BadParameterError(f"{what}: {error}") from None
     except (TypeError, ValueError, AttributeError):
         kind = f"{row.type}{'[]' if row.storage != 'value' else ''}"
-        raise BadParameterError(f"{what} is {shown(value)}. Give a value of type {kind}.") from None
+        raise BadParameterError(f"{what} is {formatted(value)}. Give a value of type {kind}.") from None
 
 
 def elements_of(row: Row, values: Sequence[Any]) -> Sequence[Any]:

@@ -86,8 +86,8 @@ class DeviceArray:
                 "device array: data_type is not set. Give the type of its elements, for example 'f32'."
             )
         self.dims, self.strides, self.dtype = buffers.stored(
-            arguments.wholes(dims, "device array: dims"),
-            None if strides is None else arguments.wholes(strides, "device array: strides"),
+            arguments.integers(dims, "device array: dims"),
+            None if strides is None else arguments.integers(strides, "device array: strides"),
             type_,
         )
         self.handle = handle or default_handle()
@@ -103,18 +103,19 @@ class DeviceArray:
             strides: in elements; contiguous by default.
         """
         view = object.__new__(DeviceArray)
-        view.dims = arguments.wholes(dims, "device array: dims")
+        view.dims = arguments.integers(dims, "device array: dims")
         view.strides = (
             buffers.packed_strides(view.dims)
             if strides is None
-            else arguments.wholes(strides, "device array: strides")
+            else arguments.integers(strides, "device array: strides")
         )
         view.dtype, view.handle, view._memory = self.dtype, self.handle, self._memory
-        view._address = self._address + arguments.whole(offset, "device array: offset") * self._item
+        view._address = self._address + arguments.integer(offset, "device array: offset") * self._item
         last = self._memory.address + self._memory.size
         if offset < 0 or view._address + view._size > last:
             raise BadParameterError(
-                f"device array: a view of {list(view.dims)} at element {offset} takes {view._size} bytes, "
+                f"device array: a view of {list(view.dims)} at element {offset} needs "
+                f"{arguments.counted(view._size, 'byte')}, "
                 f"{max(last - view._address, 0)} are available. Give a smaller one."
             )
         return view
@@ -208,7 +209,7 @@ def _form(array: DeviceArray) -> tuple[Any, ...]:
     return array.dtype, array.dims, array.strides, array.handle.device, array.handle.ordinal
 
 
-buffers.add_quick_kind(DeviceArray, buffers.QuickKind(_form, lambda array: array._address, None))
+buffers.add_fast_checks(DeviceArray, buffers.FastChecks(_form, lambda array: array._address, None))
 
 
 def empty_like_kind(slot: Slot, like: Any, handle: backend.Handle, stream: int) -> Any:

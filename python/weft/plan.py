@@ -12,6 +12,7 @@ from typing import Any
 from weft_cffi._weft import ffi
 
 from weft import backend, buffers, dtypes, slots
+from weft.arguments import counted
 from weft.bound_plan import BoundPlan
 from weft.devices import DeviceProperties, default_handle
 from weft.enums import attribute_name, data_type, descriptor_type, device_kind, status
@@ -311,8 +312,8 @@ class Plan:
             except WeftError as error:
                 slot = self.slots[loose]
                 raise type(error)(
-                    f"plan: the address of {slot} is no multiple of its alignment, {slot.alignment} bytes, "
-                    f"and no plan for such memory can be built: {error}",
+                    f"plan: the address of {slot} is not a multiple of its alignment, "
+                    f"{counted(slot.alignment, 'byte')}, and no plan for such memory can be built: {error}",
                     error.status,
                 ) from None
         return self._loose
@@ -387,7 +388,7 @@ class Plan:
         staging: Staging | None,
         owners: list[Any],
     ) -> None:
-        kind = buffers.quick_kind_of(given.get(i))
+        kind = buffers.fast_checks_of(given.get(i))
         form = kind.form(given[i]) if kind else None
         if kind and form == self._fitting[i]:
             state.pointers[i] = kind.address(given[i])
@@ -435,7 +436,8 @@ class Plan:
         given |= self._frozen
         if len(arrays) > len(self._inputs):
             raise BadParameterError(
-                f"plan: {len(arrays)} arrays by position, the graph has {len(self._inputs)} inputs: "
+                f"plan: {counted(len(arrays), 'positional array')}, the graph has "
+                f"{counted(len(self._inputs), 'input')}: "
                 f"{self._names(self._inputs)}. Give outputs as out={{name: buffer}}."
             )
         given |= dict(zip(self._inputs, arrays, strict=False))
@@ -497,7 +499,7 @@ class Plan:
         if type(value) is float:
             self.put_number(i, value)
             return
-        kind = buffers.quick_kind_of(value)
+        kind = buffers.fast_checks_of(value)
         form = kind.form(value) if kind else None
         if kind and form == self._large_enough[i] and slot is self.slots[i]:
             self._remember(state, i, value, kind.address(value))
@@ -569,8 +571,8 @@ class Plan:
         uids, shapes, strides = overrides
         if not len(uids) == len(shapes) == len(strides):
             raise BadParameterError(
-                f"execute: {len(uids)} override_uids, {len(shapes)} override_shapes and {len(strides)} "
-                "override_strides. Give one of each per tensor."
+                f"execute: override_uids has {len(uids)} entries, override_shapes {len(shapes)} and "
+                f"override_strides {len(strides)}. Give one of each per tensor."
             )
         changed, ranks = list(self.slots), {t["uid"]: len(t["dims"]) for t in self.report["tensors"]}
         for uid, dims, steps in zip(uids, shapes, strides, strict=True):
@@ -581,7 +583,7 @@ class Plan:
                 )
             if not len(dims) == len(steps) == ranks[uid]:
                 raise BadParameterError(
-                    f"execute: the tensor of uid {uid} has {ranks[uid]} dims, its override shape "
+                    f"execute: the tensor of uid {uid} has {counted(ranks[uid], 'dim')}, its override shape "
                     f"{list(dims)} and strides {list(steps)}. Give a number per dimension."
                 )
             if uid in self.index:
@@ -691,7 +693,7 @@ class Plan:
         if size < needed:
             shapes = "" if needed == self.workspace_size else "override_uids=.., override_shapes=.."
             raise BadParameterError(
-                f"execute: the workspace has {size} bytes, the plan needs {needed}. Allocate "
+                f"execute: the workspace has {counted(size, 'byte')}, the plan needs {needed}. Allocate "
                 f"get_workspace_size({shapes}) bytes, or leave it out."
             )
         remembered = known_of(given, address)
@@ -748,7 +750,7 @@ class Plan:
         outputs = [slot.name or str(slot.uid) for slot in self.slots if slot.is_output]
         return (
             f"Plan({self.engine}, {self.tag}: {', '.join(inputs)} -> {', '.join(outputs)}, "
-            f"workspace {self.workspace_size} bytes)"
+            f"workspace {counted(self.workspace_size, 'byte')})"
         )
 
 

@@ -257,8 +257,9 @@ class Planner:
         """Validates the index of a candidate."""
         count = len(self.plans)
         if not 0 <= index < count:
-            fix = f"Use 0 to {count - 1}." if count else "Use create_execution_plans() first."
-            raise BadParameterError(f"{self.label}: plan {index} was asked for, there are {count}. {fix}")
+            expected = f"expected 0 to {count - 1}" if count else "no plans have been created"
+            fix = "Choose one of these." if count else "Call create_execution_plans() first."
+            raise BadParameterError(f"{self.label}: there is no plan {index}: {expected}. {fix}")
         return index
 
     def not_supported(self) -> NotSupportedError:

@@ -35,14 +35,14 @@ class Progress:
         self._drawn = 0.0
 
     def step(self, part: int, step: int, words: str = "") -> None:
-        """Call after a step; both numbers start at 1. Redraws the bar on a terminal."""
+        """Reports a finished step; both numbers start at 1. On a terminal, redraws the bar."""
         now = time.perf_counter()
         if self.is_terminal and now - self._drawn > INTERVAL:
             self._drawn = now
             self._draw((part - 1 + step / self.steps) / self.parts, part, words)
 
     def finish_part(self, part: int, words: str) -> None:
-        """Call after the last step of a part."""
+        """Reports that the last step of a part is finished."""
         if self.is_terminal:
             self._draw(part / self.parts, part, words)
         else:

@@ -1,4 +1,4 @@
-"""The addresses and memory that a run of a plan uses, and what a thread reuses between runs."""
+"""The addresses and memory that a run of a plan uses, and the state that a thread reuses between runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from weft.memory import Scratch
 
 Known = tuple[Callable[[], Any], int, "Callable[[Any], object] | None", object]
 """An array that was checked for a slot: a weak reference, its address, the function that returns its state if
-that can change, and the state at the time of the check; see buffers.QuickKind."""
+that can change, and the state at the time of the check; see buffers.FastChecks."""
 
 
 def known_of(value: Any, address: int) -> Known | None:
     """The record of a checked array, or None if its library is not supported."""
-    kind = buffers.quick_kind_of(value)
+    kind = buffers.fast_checks_of(value)
     return (ref(value), address, kind.state, kind.state(value) if kind.state else None) if kind else None
 
 

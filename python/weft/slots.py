@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from weft import buffers, dtypes
+from weft.arguments import counted
 from weft.enums import data_type
 from weft.errors import BadParameterError
 
@@ -125,8 +126,9 @@ def check_gradient(where: str, slot: Slot, value: Any) -> None:
     """Rejects tensors for which torch expects a gradient."""
     if buffers.requires_grad(value) and buffers.is_grad_enabled():
         raise BadParameterError(
-            f"{where}: the tensor of {slot} requires grad, and autograd does not see what a plan computes: "
-            "its gradient would be lost. Give tensor.detach(), or run the plan under torch.no_grad()."
+            f"{where}: the tensor of {slot} requires grad, and autograd does not record what a plan "
+            "computes: its gradient would be lost. Give tensor.detach(), or run the plan under "
+            "torch.no_grad()."
         )
 
 
@@ -158,8 +160,8 @@ def check_size(where: str, slot: Slot, size: int) -> None:
     """Checks that memory of this size is large enough."""
     if size < slot.span and not slot.is_ragged:
         raise BadParameterError(
-            f"{where}: {slot} takes {slot.span} bytes as {shape_text(slot.data_type, slot.dims)}, its buffer "
-            f"has {size}. Give a larger one."
+            f"{where}: {slot} needs {counted(slot.span, 'byte')} as "
+            f"{shape_text(slot.data_type, slot.dims)}, its buffer has {size}. Give a larger one."
         )
 
 

@@ -161,7 +161,7 @@ class Tensor:
 
     def set_uid(self, uid: int) -> Tensor:
         """Sets the tensor's number, which must be unique in the graph."""
-        self._changeable()._uid = arguments.whole(uid, f"{self.label}: uid")
+        self._changeable()._uid = arguments.integer(uid, f"{self.label}: uid")
         return self
 
     def get_data_type(self) -> data_type:
@@ -179,7 +179,7 @@ class Tensor:
 
     def set_dim(self, dim: Sequence[int]) -> Tensor:
         """Sets the extents, in elements."""
-        self._changeable()._dims = arguments.wholes(dim, f"{self.label}: dim")
+        self._changeable()._dims = arguments.integers(dim, f"{self.label}: dim")
         return self
 
     def get_stride(self) -> list[int]:
@@ -188,7 +188,7 @@ class Tensor:
 
     def set_stride(self, stride: Sequence[int]) -> Tensor:
         """Sets the strides, in elements."""
-        self._changeable()._strides = arguments.wholes(stride, f"{self.label}: stride")
+        self._changeable()._strides = arguments.integers(stride, f"{self.label}: stride")
         return self
 
     def get_is_virtual(self) -> bool:
@@ -255,7 +255,7 @@ class Tensor:
 
     def set_ragged_offset_multiplier(self, multiplier: int) -> Tensor:
         """Sets the factor by which ragged offsets are multiplied."""
-        self._changeable()._ragged_multiplier = arguments.whole(multiplier, f"{self.label}: multiplier")
+        self._changeable()._ragged_multiplier = arguments.integer(multiplier, f"{self.label}: multiplier")
         return self
 
     def get_alignment(self) -> int:
@@ -264,7 +264,7 @@ class Tensor:
 
     def set_alignment(self, alignment: int) -> Tensor:
         """Guarantees an alignment of all addresses, in bytes; a power of two."""
-        self._changeable()._alignment = arguments.whole(alignment, f"{self.label}: alignment")
+        self._changeable()._alignment = arguments.integer(alignment, f"{self.label}: alignment")
         return self
 
     def get_vector_count_and_dimension(self) -> tuple[int, int]:
@@ -275,8 +275,8 @@ class Tensor:
     def set_vector_count_and_dimension(self, count: int, dimension: int) -> Tensor:
         """Stores this many elements of a dimension as one vector; strides then count vectors."""
         self._changeable()._vector = (
-            arguments.whole(count, f"{self.label}: vector count"),
-            arguments.whole(dimension, f"{self.label}: vector dimension"),
+            arguments.integer(count, f"{self.label}: vector count"),
+            arguments.integer(dimension, f"{self.label}: vector dimension"),
         )
         return self
 

@@ -69,10 +69,10 @@ static void test_handles(void) {
     REFUSED(weftCreateForDevice(NULL, WEFT_DEVICE_CPU, 0), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
             "weftCreateForDevice: handle is NULL. Give the address of a weftHandle_t.");
     REFUSED(weftCreateForDevice(&handle, WEFT_DEVICE_CPU, 1), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "no device cpu:1: a machine is one cpu, cpu:0, and as many cuda devices as it has GPUs. Ask for cpu:0 or "
+            "no device cpu:1: a machine has one CPU device, cpu:0, and one cuda device per GPU. Use cpu:0 or "
             "cuda:0.");
     REFUSED(weftCreateForDevice(&handle, WEFT_DEVICE_CPU, -1), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "no device cpu:-1: a machine is one cpu, cpu:0, and as many cuda devices as it has GPUs. Ask for cpu:0 or "
+            "no device cpu:-1: a machine has one CPU device, cpu:0, and one cuda device per GPU. Use cpu:0 or "
             "cuda:0.");
     REFUSED(weftCreateForDevice(&handle, (weftDeviceKind_t)7, 0), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
             "weftCreateForDevice: there is no device kind 7. Use WEFT_DEVICE_CPU (0) or WEFT_DEVICE_CUDA (1).");
@@ -87,14 +87,14 @@ static void test_handles(void) {
     MUST(weftGetStream(handle, &stream));
     CHECK(stream == &mark, "the stream that was set");
     REFUSED(weftSetStream(NULL, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
-            "weftSetStream: the handle is NULL. Make one with weftCreate.");
+            "weftSetStream: the handle is NULL. Create one with weftCreate.");
     REFUSED(weftGetStream(NULL, &stream), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
-            "weftGetStream: the handle is NULL. Make one with weftCreate.");
+            "weftGetStream: the handle is NULL. Create one with weftCreate.");
     REFUSED(weftGetStream(handle, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
             "weftGetStream: stream is NULL. Give the address of a weftStream_t.");
     desc no_handle = make(WEFT_BACKEND_TENSOR_DESCRIPTOR);
     REFUSED(weftDestroy((weftHandle_t)(void *)no_handle), WEFT_STATUS_BAD_PARAM,
-            "weftDestroy: this is no live handle. Use one that weftCreate made and that is not destroyed.");
+            "weftDestroy: the handle is invalid. Use a handle from weftCreate that has not been destroyed.");
     drop(no_handle);
     MUST(weftDestroy(handle));
     MUST(weftDestroy(NULL));
@@ -166,9 +166,9 @@ static void test_set(void) {
             WEFT_STATUS_BAD_PARAM_ATTRIBUTE_TYPE,
             "tensor: attribute uid expects elements INT64, got of unknown type. Pass that type.");
     REFUSED(set_numbers(t, WEFT_ATTR_TENSOR_UNIQUE_ID, 2, numbers), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "tensor: attribute uid expects 1..1 elements, got 2. Pass a count in that range.");
+            "tensor: attribute uid expects 1 element, got 2. Pass that number.");
     REFUSED(set_numbers(t, WEFT_ATTR_TENSOR_UNIQUE_ID, 0, numbers), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "tensor: attribute uid expects 1..1 elements, got 0. Pass a count in that range.");
+            "tensor: attribute uid expects 1 element, got 0. Pass that number.");
     REFUSED(set_numbers(t, WEFT_ATTR_TENSOR_DIMENSIONS, 9, numbers), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
             "tensor: attribute dims expects 0..8 elements, got 9. Pass a count in that range.");
     REFUSED(set_numbers(t, WEFT_ATTR_TENSOR_DIMENSIONS, -1, numbers), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
@@ -461,14 +461,17 @@ static void sweep_row(const struct schema *schema, const struct row *row) {
                 WEFT_STATUS_BAD_PARAM_ATTRIBUTE_TYPE,
                 "%s: attribute %s expects elements %s, got SIGNAL_MODE. Pass that type.", kind, key,
                 attribute_type_name(schema_find_row(schema, row->name)->type));
-        REFUSED(weftBackendSetAttribute(d, row->name, row->type, -1, zeros), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-                "%s: attribute %s expects %lld..%lld elements, got -1. Pass a count in that range.", kind, key, least,
-                most);
-        REFUSED(weftBackendSetAttribute(d, row->name, row->type, most + 1, zeros), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-                "%s: attribute %s expects %lld..%lld elements, got %lld. Pass a count in that range.", kind, key, least,
-                most, most + 1);
+        char expected[64];
+        snprintf(expected, sizeof expected, "%lld..%lld elements", least, most);
+        for (int k = 0; k < 2; k++) {
+            long long requested = k ? most + 1 : -1;
+            REFUSED(weftBackendSetAttribute(d, row->name, row->type, requested, zeros),
+                    WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: attribute %s expects %s, got %lld. %s.", kind, key,
+                    least == most ? "1 element" : expected, requested,
+                    least == most ? "Pass that number" : "Pass a count in that range");
+        }
         REFUSED(weftBackendSetAttribute(d, row->name, row->type, 1, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
-                "%s: attribute %s: the array of 1 elements is NULL. Give its address.", kind, key);
+                "%s: attribute %s: the array of 1 element is NULL. Give its address.", kind, key);
         if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR)
             REFUSED(weftBackendSetAttribute(d, row->name, row->type, 1, zeros), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
                     "%s: attribute %s: element 0 is NULL. Give a finalized descriptor.", kind, key);
@@ -524,7 +527,7 @@ static void test_execute(void) {
             "weftBackendExecute: variant pack is not finalized. Call weftBackendFinalize on it first.");
     MUST(weftBackendFinalize(pack));
     REFUSED(weftBackendExecute(NULL, plan, pack), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
-            "weftBackendExecute: the handle is NULL. Make one with weftCreate.");
+            "weftBackendExecute: the handle is NULL. Create one with weftCreate.");
     REFUSED(weftBackendExecute(handle, NULL, pack), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
             "weftBackendExecute: the descriptor is NULL. Create one with weftBackendCreateDescriptor.");
     REFUSED(weftBackendExecute(handle, plan, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
@@ -541,7 +544,7 @@ static void test_execute(void) {
     CHECK(out[0] == 0 && out[1] == 2 && out[4] == 0 && out[5] == 6, "relu");
 
     REFUSED(weftGetExecutionPlanWorkspaceSize(NULL, plan, pack, &bytes), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
-            "weftGetExecutionPlanWorkspaceSize: the handle is NULL. Make one with weftCreate.");
+            "weftGetExecutionPlanWorkspaceSize: the handle is NULL. Create one with weftCreate.");
     REFUSED(weftGetExecutionPlanWorkspaceSize(handle, pack, pack, &bytes), WEFT_STATUS_BAD_PARAM_DESCRIPTOR_TYPE,
             "weftGetExecutionPlanWorkspaceSize: expected a descriptor of kind execution plan, got variant pack. Pass "
             "one of that kind.");

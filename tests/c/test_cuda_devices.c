@@ -68,7 +68,7 @@ static void test_wrong_descriptions(void) {
          "device properties: json for a GPU must contain its architecture, and '{\"kind\":\"cuda\",\"arch\":90}' does "
          "not. Add \"arch\":\"sm_90\"."},
         {"{\"kind\":\"cuda\",\"arch\":\"hopper\"}", WEFT_STATUS_BAD_PARAM,
-         "'hopper' names no GPU architecture. Write it as \"sm_90\"."},
+         "'hopper' is not a GPU architecture. Use the form \"sm_90\"."},
         {"{\"kind\":\"cuda\",\"arch\":\"sm_70\"}", WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
          "device description: kernels need compute capability 7.5 or newer, not 7.0. Name a newer GPU, as "
          "\"sm_90\"."},
@@ -156,9 +156,10 @@ static void made_elsewhere(void) {
 
 static void no_compiler_elsewhere(void) {
     desc plan = open_described("sm_90", true);
-    REFUSED(weftBackendFinalize(plan), WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
-            "NVRTC: WEFT_NVRTC is '/nowhere', which neither is nor holds a libnvrtc.so.12 or newer. Name its folder or "
-            "file, or unset WEFT_NVRTC.");
+    REFUSED(
+        weftBackendFinalize(plan), WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
+        "NVRTC: WEFT_NVRTC is '/nowhere', which neither is nor contains a libnvrtc.so.12 or newer. Name its folder or "
+        "file, or unset WEFT_NVRTC.");
     drop(plan);
 }
 
@@ -237,7 +238,7 @@ static void refused_unasked(void) {
     REFUSED(weftBackendFinalize(plan), WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
             "execution plan: the saved plan contains code, but with_code is not set, so its kernels are compiled "
             "again: NVRTC: WEFT_NVRTC "
-            "is '/nowhere', which neither is nor holds a libnvrtc.so.12 or newer. Name its folder or file, or unset "
+            "is '/nowhere', which neither is nor contains a libnvrtc.so.12 or newer. Name its folder or file, or unset "
             "WEFT_NVRTC.");
     drop(plan);
     MUST(weftDestroy(handle));

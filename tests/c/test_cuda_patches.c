@@ -387,7 +387,7 @@ static const struct refused_case refusals[] = {
     {&cuda_stem, float_stem,
      "conv_fprop: tensor (uid 1) and tensor (uid 2) must have the same 16-bit float type, with products summed in "
      "float"},
-    {&cuda_stem, pointwise_stem, "conv_fprop: its filters have 1 taps; expected 2 to 128"},
+    {&cuda_stem, pointwise_stem, "conv_fprop: its filters have 1 tap; expected 2 to 128"},
 };
 
 /* Known spill: one register of 128, in 2 of all pairs of chips and compilers (WEFT_TEST_ALL=1). */

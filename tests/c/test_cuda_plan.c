@@ -441,7 +441,7 @@ static void captured(void) {
     CHECK(fake->launches() >= 3 && launch_at(0).stream == &stream, "%lld launches", (long long)fake->launches());
     REFUSED(
         execute(plan, 4, &m, NULL), WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
-        "cuda:0: launching kernel '%s': the CUDA driver answered CUDA_ERROR_STREAM_CAPTURE_IMPLICIT (906: words for "
+        "cuda:0: launching kernel '%s': the CUDA driver returned CUDA_ERROR_STREAM_CAPTURE_IMPLICIT (906: words for "
         "906). Work on the default stream would join a capture: execute on the captured stream.",
         launch_at(0).kernel);
     pthread_create(&builder, NULL, build_one, NULL);
@@ -552,7 +552,7 @@ static void replayed_while_captured(void) {
     CHECK(fake->launches() >= 3 && graphs_alive() == 0, "%lld launches", (long long)fake->launches());
     REFUSED(
         execute(plan, 4, &m, NULL), WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
-        "cuda:0: launching kernel '%s': the CUDA driver answered CUDA_ERROR_STREAM_CAPTURE_IMPLICIT (906: words for "
+        "cuda:0: launching kernel '%s': the CUDA driver returned CUDA_ERROR_STREAM_CAPTURE_IMPLICIT (906: words for "
         "906). Work on the default stream would join a capture: execute on the captured stream.",
         launch_at(0).kernel);
     fake->capture(NULL);
@@ -613,7 +613,7 @@ static void failing_driver(void) {
     CHECK(status || is_cleanup(call), "%s failed, and nobody said so", call);
     if (status) {
         CHECK(status == WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "%s: %s", call, weftGetErrorString(status));
-        CHECK(strstr(last_error(), " answered CUDA_ERROR_UNKNOWN (999: words for 999). See nvidia-smi"), "%s: %s", call,
+        CHECK(strstr(last_error(), " returned CUDA_ERROR_UNKNOWN (999: words for 999). See nvidia-smi"), "%s: %s", call,
               last_error());
     }
     status_clear();

@@ -184,7 +184,7 @@ static void check_limits(weftHandle_t handle) {
     MUST(weftFree(handle, made[0]));
     fake->fail_at(3, 2);
     REFUSED(weftAllocate(handle, 8, &made[0]), WEFT_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED,
-            "allocating 8 bytes of device memory: the CUDA driver answered CUDA_ERROR_OUT_OF_MEMORY (2: words for 2). "
+            "allocating 8 bytes of device memory: the CUDA driver returned CUDA_ERROR_OUT_OF_MEMORY (2: words for 2). "
             "Free device memory, or set a smaller workspace limit.");
 }
 
@@ -285,7 +285,7 @@ static void measuring(void) {
     REFUSED(weftMeasure(plan, 2, slots, NULL, NULL, 1, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
             "weftMeasure: seconds is NULL. Give the address of a double.");
     REFUSED(weftMeasure(plan, 1, slots, NULL, NULL, 1, &seconds), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-            "weftExecute: 1 pointers for 2 slots. Give one per slot, in the order of attribute slot_unique_ids.");
+            "weftExecute: 1 pointer for 2 slots. Give one per slot, in the order of attribute slot_unique_ids.");
     y[3] = seconds = 0;
     MUST(weftMeasureSteps(plan, 2, slots, NULL, NULL, 3, 1, &seconds));
     CHECK(seconds > 0 && seconds < 1 && y[3] == -4, "%g s, %g", seconds, (double)y[3]);
@@ -295,7 +295,7 @@ static void measuring(void) {
             "weftMeasureSteps: capacity is 2 steps, but the plan has 1. Pass one number per step, in the order of "
             "attribute report.");
     REFUSED(weftMeasureSteps(plan, 2, slots, NULL, NULL, 65536, 1, &seconds), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "weftMeasureSteps: 65536 runs of 1 steps need more than 65536 marks. Use fewer repeats.");
+            "weftMeasureSteps: 65536 runs of 1 step need more than 65536 marks. Use fewer repeats.");
     drop(plan);
     MUST(weftDestroy(handle));
 }

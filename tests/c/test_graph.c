@@ -17,7 +17,7 @@ static void test_tensor_rules(void) {
     MUST(set_numbers(t, WEFT_ATTR_TENSOR_DIMENSIONS, 2, (int64_t[]){2, 3}));
     MUST(set_numbers(t, WEFT_ATTR_TENSOR_STRIDES, 1, (int64_t[]){3}));
     REFUSED(weftBackendFinalize(t), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-            "tensor (uid 1): 1 strides for 2 dims. Give one stride per dimension, or none for a packed tensor.");
+            "tensor (uid 1): 1 stride for 2 dims. Give one stride per dimension, or none for a packed tensor.");
     MUST(set_numbers(t, WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){3, -1}));
     REFUSED(weftBackendFinalize(t), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
             "tensor (uid 1): strides [3,-1]: stride 1 is negative. Point at the lowest element and use strides of 0 or "
@@ -33,8 +33,8 @@ static void test_tensor_rules(void) {
     MUST(set_number(t, WEFT_ATTR_TENSOR_BYTE_ALIGNMENT, 32));
     MUST(set_number(t, WEFT_ATTR_TENSOR_VECTOR_COUNT, 2));
     REFUSED(weftBackendFinalize(t), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "tensor (uid 1): vector_count is 2 and vectorized_dimension -1, but the tensor has dims [2,3]. Name one of "
-            "them.");
+            "tensor (uid 1): vector_count is 2 and vectorized_dimension -1, but the tensor has dims [2,3]. Choose one "
+            "of them.");
     MUST(set_number(t, WEFT_ATTR_TENSOR_VECTORIZED_DIMENSION, 1));
     REFUSED(
         weftBackendFinalize(t), WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,

@@ -84,9 +84,10 @@ static void no_ptx_for_older_driver(void) {
     struct nvrtc_choice choice;
     REFUSED(
         nvrtc_choose(&choice, "sm_130a"), WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
-        "NVRTC: kernels for sm_130a need a copy of 12.0 or newer that knows the chip and is no newer than the "
-        "driver; what was found does not serve: %s/13/libnvrtc.so.13 (13.0): it knows sm_80 to sm_90 but not sm_130; "
-        "%s/12/libnvrtc.so.12 (12.9): it knows sm_75 to sm_120 but not sm_130. Name another in WEFT_NVRTC, unset "
+        "NVRTC: kernels for sm_130a need a copy of 12.0 or newer that supports the chip and is no newer than the "
+        "driver; none of the copies found is usable: %s/13/libnvrtc.so.13 (13.0): it supports sm_80 to sm_90 but not "
+        "sm_130; "
+        "%s/12/libnvrtc.so.12 (12.9): it supports sm_75 to sm_120 but not sm_130. Name another in WEFT_NVRTC, unset "
         "it, or: pip install nvidia-cuda-nvrtc-cu12.",
         scratch, scratch);
 }
@@ -114,12 +115,13 @@ static void first_of_equals(void) {
 
 static void nothing_there(void) {
     struct nvrtc_choice choice;
-    REFUSED(nvrtc_choose(&choice, "sm_90a"), WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
-            "NVRTC: WEFT_NVRTC is '%s', which neither is nor holds a libnvrtc.so.12 or newer. Name its folder or file, "
-            "or unset WEFT_NVRTC.",
-            getenv("WEFT_NVRTC"));
+    REFUSED(
+        nvrtc_choose(&choice, "sm_90a"), WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
+        "NVRTC: WEFT_NVRTC is '%s', which neither is nor contains a libnvrtc.so.12 or newer. Name its folder or file, "
+        "or unset WEFT_NVRTC.",
+        getenv("WEFT_NVRTC"));
     REFUSED(nvrtc_choose(&choice, "h100"), WEFT_STATUS_BAD_PARAM,
-            "NVRTC: 'h100' names no GPU architecture. Write it as \"sm_90\".");
+            "NVRTC: 'h100' is not a GPU architecture. Use the form \"sm_90\".");
 }
 
 /* The usual folders contain no copy. */
@@ -141,8 +143,8 @@ static void refused_choice(const char *folder, weftStatus_t status, const char *
     struct nvrtc_choice choice;
     const char *driver = strcmp(getenv("WEFT_LIBCUDA"), FAKE_CUDA) == 0 ? " and is no newer than the driver" : "";
     REFUSED(nvrtc_choose(&choice, "sm_90a"), status,
-            "NVRTC: kernels for sm_90a need a copy of 12.0 or newer that knows the chip%s; what was found does not "
-            "serve: %s/%s: %s. Name another in WEFT_NVRTC, unset it, or: %s.",
+            "NVRTC: kernels for sm_90a need a copy of 12.0 or newer that supports the chip%s; none of the copies "
+            "found is usable: %s/%s: %s. Name another in WEFT_NVRTC, unset it, or: %s.",
             driver, scratch, folder, verdict, install);
 }
 
@@ -156,12 +158,12 @@ static void too_old(void) {
 
 static void too_new(void) {
     refused_choice("13/libnvrtc.so.13 (13.0)", WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
-                   "it is newer than the driver, which speaks CUDA 12.9", "pip install nvidia-cuda-nvrtc-cu12");
+                   "it is newer than the driver, which supports CUDA 12.9", "pip install nvidia-cuda-nvrtc-cu12");
 }
 
 static void wrong_chip(void) {
     refused_choice("later/libnvrtc.so.13 (13.0)", WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
-                   "it knows sm_100 to sm_120 but not sm_90", either);
+                   "it supports sm_100 to sm_120 but not sm_90", either);
 }
 
 static void broken_file(void) {
@@ -177,7 +179,7 @@ static void another_library(void) {
 
 static void no_archs(void) {
     refused_choice("silent/libnvrtc.so.13", WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
-                   "it does not tell its version and architectures", either);
+                   "it does not report its version and architectures", either);
 }
 
 /* ---- Searching all folders: copies of version 19.x have priority over those of the machine ----------------------- */
@@ -317,8 +319,8 @@ static void failing(void) {
             "once.");
     write_text(place("compiler/fake_nvrtc.txt"), "result 7\n");
     REFUSED(cache_get(&code, &program, "sm_90a"), WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
-            "NVRTC 13.0: '%s/compiler/libnvrtc.so.13' cannot use its own libnvrtc-builtins.so.13.0, which must lie "
-            "beside it. Install NVRTC anew: %s.",
+            "NVRTC 13.0: '%s/compiler/libnvrtc.so.13' cannot use its own libnvrtc-builtins.so.13.0, which must be in "
+            "the same folder. Reinstall NVRTC: %s.",
             scratch, either);
     write_text(place("compiler/fake_nvrtc.txt"), "result 5\n");
     REFUSED(cache_get(&code, &program, "sm_90a"), WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED,
@@ -326,7 +328,7 @@ static void failing(void) {
             "with the program, which WEFT_DUMP_DIR=<folder> keeps. Log: empty");
     write_text(place("compiler/fake_nvrtc.txt"), "empty\n");
     REFUSED(cache_get(&code, &program, "sm_90a"), WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED,
-            "NVRTC 13.0, sm_90a: it compiled a program but gave no code (NVRTC_SUCCESS). Install NVRTC anew: %s.",
+            "NVRTC 13.0, sm_90a: it compiled a program but produced no code (NVRTC_SUCCESS). Reinstall NVRTC: %s.",
             either);
     write_text(place("compiler/fake_nvrtc.txt"), "");
     DO(cache_get(&code, &program, "sm_90a"));
@@ -621,7 +623,7 @@ static void heals(void) {
     watch_log();
     get_and_release();
     CHECK(reported("\"compiled\":") == 1 && reported("\"damaged\":") == 1 && reported("\"saved\":") == 1, "healed");
-    CHECK(strstr(logged, "kernel cache: '") && strstr(logged, "it is dropped and compiled anew."), "logged: %s",
+    CHECK(strstr(logged, "kernel cache: '") && strstr(logged, "it is dropped and compiled again."), "logged: %s",
           logged);
 }
 
@@ -729,21 +731,21 @@ static void belongs_to_another(void) {
 }
 
 static void is_a_link(void) {
-    ignored_folder("cannot be opened (it is a link or no folder). Kernels are compiled anew in every process; set "
-                   "WEFT_CACHE_DIR to a folder of yours, or WEFT_CACHE=off for silence.");
+    ignored_folder("cannot be opened (it is a link or not a folder). Every process compiles its kernels again; set "
+                   "WEFT_CACHE_DIR to a folder of yours, or WEFT_CACHE=off to silence this warning.");
 }
 
 static void cannot_be_made(void) {
     ignored_folder(
-        "cannot be opened (No such file or directory). Kernels are compiled anew in every process; set WEFT_CACHE_DIR "
-        "to a folder of yours, or WEFT_CACHE=off for silence.");
+        "cannot be opened (No such file or directory). Every process compiles its kernels again; set WEFT_CACHE_DIR "
+        "to a folder of yours, or WEFT_CACHE=off to silence this warning.");
 }
 
 static void no_home(void) {
     watch_log();
     compiles_anew();
-    EXACTLY(logged,
-            "kernel cache: no folder for it: HOME is not set. Set WEFT_CACHE_DIR, or WEFT_CACHE=off for silence.\n");
+    EXACTLY(logged, "kernel cache: no folder for it: HOME is not set. Set WEFT_CACHE_DIR, or WEFT_CACHE=off to silence "
+                    "this warning.\n");
 }
 
 /* Invalid settings cause one warning on stderr. */

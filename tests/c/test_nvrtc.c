@@ -50,7 +50,7 @@ static void check_ptx(const struct program *program) {
     DO(cache_get(&code, program, "sm_990a"));
     CHECK(code->is_ptx && strstr(code->image, ".entry scale") && strstr(code->image, ".target sm_"), "%.200s",
           (const char *)code->image);
-    CHECK(strstr(code->log, "does not know this chip; compiled to PTX of compute_"), "%s", code->log);
+    CHECK(strstr(code->log, "does not support this chip; compiled to PTX of compute_"), "%s", code->log);
     cache_release(code);
 }
 
@@ -63,10 +63,11 @@ static void check_loading(const struct program *program) {
     DO(cache_get(&code, program, "sm_90a"));
     DO(kernel_load(&kernel, &device, code, "scale", &(struct kernel_needs){.argument_bytes = 24}));
     kernel_release(kernel);
-    REFUSED(kernel_load(&kernel, &device, code, "scale", &(struct kernel_needs){.argument_bytes = 16}),
-            WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM,
-            "cuda:0: kernel 'scale': its host side gives one struct of 16 bytes, it takes 24 bytes. This is a defect "
-            "of Weft: report it with this text.");
+    REFUSED(
+        kernel_load(&kernel, &device, code, "scale", &(struct kernel_needs){.argument_bytes = 16}),
+        WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM,
+        "cuda:0: kernel 'scale': the host passes one struct of 16 bytes, the kernel expects 24 bytes. This is a defect "
+        "of Weft: report it with this text.");
     cache_release(code);
 }
 

@@ -1393,7 +1393,7 @@ static void test_device_properties(void) {
     desc gpu = make(WEFT_BACKEND_DEVICEPROP_DESCRIPTOR);
     MUST(set_enum(gpu, WEFT_ATTR_DEVICEPROP_DEVICE_ID, WEFT_TYPE_INT32, 1));
     REFUSED(weftBackendFinalize(gpu), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "no device cpu:1: a machine is one cpu, cpu:0, and as many cuda devices as it has GPUs. Ask for cpu:0 or "
+            "no device cpu:1: a machine has one CPU device, cpu:0, and one cuda device per GPU. Use cpu:0 or "
             "cuda:0.");
     REFUSED(set_number(gpu, WEFT_ATTR_DEVICEPROP_KIND_EXT, 2), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
             "device properties: attribute kind is 2, expected 0..1. Set a value in that range.");

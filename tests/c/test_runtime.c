@@ -62,36 +62,35 @@ static void test_no_driver(void) {
            "WEFT_LIBCUDA, or use the CPU (device cpu:0).");
     IN_CHILD(no_driver, "WEFT_LIBCUDA=/nowhere/libcuda.so.1");
     expect(missing,
-           "CUDA driver: '" FAKE_NVRTC "' does not tell its version, so it is no CUDA driver. Install NVIDIA's "
+           "CUDA driver: '" FAKE_NVRTC "' does not report its version, so it is not a CUDA driver. Install NVIDIA's "
            "driver, or use the CPU (device cpu:0).");
     IN_CHILD(no_driver, "WEFT_LIBCUDA=" FAKE_NVRTC);
     expect(incompatible, "CUDA driver: Weft needs CUDA 12.0 or newer, '" FAKE_CUDA
-                         "' speaks 11.8. Update NVIDIA's driver to 525 or newer, or use the CPU (device cpu:0).");
+                         "' supports 11.8. Update NVIDIA's driver to 525 or newer, or use the CPU (device cpu:0).");
     IN_CHILD(no_driver, fake_cuda_file, "FAKE_CUDA_VERSION=11080");
-    expect(incompatible,
-           "CUDA driver: '" FAKE_CUDA "' says that it speaks CUDA 12.4 but lacks cuLaunchKernelEx. Install "
-           "NVIDIA's driver anew, or use the CPU (device cpu:0).");
+    expect(incompatible, "CUDA driver: '" FAKE_CUDA "' reports that it supports CUDA 12.4 but lacks cuLaunchKernelEx. "
+                         "Reinstall NVIDIA's driver, or use the CPU (device cpu:0).");
     IN_CHILD(no_driver, fake_cuda_file, "FAKE_CUDA_VERSION=12040", "FAKE_CUDA_MISSING=cuLaunchKernelEx");
     expect(missing,
-           "CUDA driver: it speaks CUDA 13.0 and sees no GPU (CUDA_VISIBLE_DEVICES is not set). Check nvidia-smi, "
+           "CUDA driver: it supports CUDA 13.0 and finds no GPU (CUDA_VISIBLE_DEVICES is not set). Check nvidia-smi, "
            "give the container the GPU (docker run --gpus all), or use the CPU (device cpu:0).");
     IN_CHILD(no_driver, fake_cuda_file, "FAKE_CUDA_DEVICES=0");
     expect(missing,
-           "CUDA driver: it speaks CUDA 13.0 and sees no GPU (CUDA_VISIBLE_DEVICES is '-1'). Check nvidia-smi, "
+           "CUDA driver: it supports CUDA 13.0 and finds no GPU (CUDA_VISIBLE_DEVICES is '-1'). Check nvidia-smi, "
            "give the container the GPU (docker run --gpus all), or use the CPU (device cpu:0).");
     IN_CHILD(no_driver, fake_cuda_file, "FAKE_CUDA_DEVICES=0", "CUDA_VISIBLE_DEVICES=-1");
     expect(incompatible,
-           "CUDA driver: it does not start: cuInit answered CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803: words for "
-           "803). Reboot, or reload the kernel module: it and libcuda are of different versions, as after an "
-           "update of the driver. Until then use the CPU (device cpu:0).");
+           "CUDA driver: it does not start: cuInit returned CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803: words for "
+           "803). Reboot, or reload the kernel module: its version differs from that of libcuda, as after an update of "
+           "the driver. Until then use the CPU (device cpu:0).");
     IN_CHILD(no_driver, fake_cuda_file, "FAKE_CUDA_FAIL=1:803");
     expect(missing,
-           "CUDA driver: it does not start: cuInit answered CUDA_ERROR_STUB_LIBRARY (34: words for 34). It is the "
-           "stub that toolkits link with: take its folder out of LD_LIBRARY_PATH and install NVIDIA's driver. "
+           "CUDA driver: it does not start: cuInit returned CUDA_ERROR_STUB_LIBRARY (34: words for 34). It is the "
+           "stub that toolkits link with: remove its folder from LD_LIBRARY_PATH and install NVIDIA's driver. "
            "Until then use the CPU (device cpu:0).");
     IN_CHILD(no_driver, fake_cuda_file, "FAKE_CUDA_FAIL=1:34");
     expect(failed,
-           "CUDA driver: it does not start: cuInit answered CUDA_ERROR_UNKNOWN (999: words for 999). See nvidia-smi "
+           "CUDA driver: it does not start: cuInit returned CUDA_ERROR_UNKNOWN (999: words for 999). See nvidia-smi "
            "and the kernel log. Until then use the CPU (device cpu:0).");
     IN_CHILD(no_driver, fake_cuda_file, "FAKE_CUDA_FAIL=1:999");
     if (dlopen("libcuda.so.1", RTLD_NOW)) {
@@ -157,11 +156,11 @@ static void two_devices(void) {
     device_arch(arch, &device);
     EXACTLY(arch, "sm_90a");
     REFUSED(device_find(&device, WEFT_DEVICE_CUDA, 2), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "no device cuda:2 on this machine: Weft sees 2 cuda devices. Ask for cuda:0..1 or cpu:0.");
+            "no device cuda:2 on this machine: Weft found 2 cuda devices. Use cuda:0..1 or cpu:0.");
     REFUSED(device_find(&device, WEFT_DEVICE_CUDA, -1), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "no device cuda:-1 on this machine: Weft sees 2 cuda devices. Ask for cuda:0..1 or cpu:0.");
+            "no device cuda:-1 on this machine: Weft found 2 cuda devices. Use cuda:0..1 or cpu:0.");
     REFUSED(device_find(&device, WEFT_DEVICE_CPU, 1), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "no device cpu:1: a machine is one cpu, cpu:0, and as many cuda devices as it has GPUs. Ask for cpu:0 or "
+            "no device cpu:1: a machine has one CPU device, cpu:0, and one cuda device per GPU. Use cpu:0 or "
             "cuda:0.");
     open_fake();
     check_clean(0); /* querying devices creates no context */
@@ -173,7 +172,7 @@ static void one_old_device(void) {
             "cuda:0 (Fake GPU 0): kernels need compute capability 7.5 or newer, this GPU has 7.0. Use a newer GPU or "
             "the CPU (device cpu:0).");
     REFUSED(device_find(&device, WEFT_DEVICE_CUDA, 7), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "no device cuda:7 on this machine: Weft sees 1 cuda device. Ask for cuda:0 or cpu:0.");
+            "no device cuda:7 on this machine: Weft found 1 cuda device. Use cuda:0 or cpu:0.");
 }
 
 static void default_device(void) {
@@ -194,7 +193,7 @@ static void bad_default_device(void) {
 static void absent_default_device(void) {
     struct device device;
     REFUSED(device_choose_default(&device), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "no device cuda:5 on this machine: Weft sees 2 cuda devices. Ask for cuda:0..1 or cpu:0.");
+            "no device cuda:5 on this machine: Weft found 2 cuda devices. Use cuda:0..1 or cpu:0.");
 }
 
 /* Compute capabilities and their limits: the table of technical specifications in the CUDA C++ Programming Guide. */
@@ -248,7 +247,7 @@ static void test_described_devices(void) {
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         int major, minor;
         REFUSED(device_read_arch(&major, &minor, wrong[i]), WEFT_STATUS_BAD_PARAM,
-                "'%s' names no GPU architecture. Write it as \"sm_90\".", wrong[i]);
+                "'%s' is not a GPU architecture. Use the form \"sm_90\".", wrong[i]);
     }
 }
 
@@ -385,11 +384,10 @@ static void check_limits(const struct kernel *scale) {
     DO(kernel_blocks_per_multiprocessor(&fits, scale, 256, 0));
     CHECK(fits == 8, "%d", fits);
     fake->fail_at(1, 700);
-    REFUSED(
-        launch_kernel(&right, NULL), WEFT_STATUS_EXECUTION_FAILED,
-        "cuda:1: launching kernel 'scale': the CUDA driver answered CUDA_ERROR_ILLEGAL_ADDRESS (700: words for 700). A "
-        "kernel launched before, of this or another library, wrote or read outside its memory; the GPU is lost to this "
-        "process. Check pointers and sizes, or run under compute-sanitizer.");
+    REFUSED(launch_kernel(&right, NULL), WEFT_STATUS_EXECUTION_FAILED,
+            "cuda:1: launching kernel 'scale': the CUDA driver returned CUDA_ERROR_ILLEGAL_ADDRESS (700: words for "
+            "700). An earlier kernel of this or another library accessed memory out of bounds; this process can no "
+            "longer use the GPU. Check pointers and sizes, or run under compute-sanitizer.");
 }
 
 static void launching(void) {
@@ -455,18 +453,19 @@ static void bad_kernels(void) {
     DO(device_find(&device, WEFT_DEVICE_CUDA, 0));
     REFUSED(kernel_load(&kernel, &device, code, "scalar", &(struct kernel_needs){0}),
             WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
-            "cuda:0: finding kernel 'scalar' in 'test.cu': the CUDA driver answered CUDA_ERROR_NOT_FOUND (500: words "
+            "cuda:0: finding kernel 'scalar' in 'test.cu': the CUDA driver returned CUDA_ERROR_NOT_FOUND (500: words "
             "for 500). See nvidia-smi and the kernel log.");
     CHECK(!kernel, "a refused kernel_load gives none");
-    REFUSED(kernel_load(&kernel, &device, code, "scale", &(struct kernel_needs){.argument_bytes = 32}),
-            WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM,
-            "cuda:0: kernel 'scale': its host side gives one struct of 32 bytes, it takes 24 bytes. This is a defect "
-            "of Weft: report it with this text.");
     REFUSED(
-        kernel_load(&kernel, &device, code, "ring", &(struct kernel_needs){.argument_bytes = 8}),
+        kernel_load(&kernel, &device, code, "scale", &(struct kernel_needs){.argument_bytes = 32}),
         WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM,
-        "cuda:0: kernel 'ring': its host side gives one struct of 8 bytes, it takes 0 bytes. This is a defect of Weft: "
-        "report it with this text.");
+        "cuda:0: kernel 'scale': the host passes one struct of 32 bytes, the kernel expects 24 bytes. This is a defect "
+        "of Weft: report it with this text.");
+    REFUSED(kernel_load(&kernel, &device, code, "ring", &(struct kernel_needs){.argument_bytes = 8}),
+            WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM,
+            "cuda:0: kernel 'ring': the host passes one struct of 8 bytes, the kernel expects 0 bytes. This is a "
+            "defect of Weft: "
+            "report it with this text.");
     REFUSED(kernel_load(&kernel, &device, code, "tile",
                         &(struct kernel_needs){.argument_bytes = 24, .shared_bytes = (226 << 10) + 1}),
             WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
@@ -480,7 +479,7 @@ static void bad_kernels(void) {
     DO(cache_adopt(&other, "saved.cu", old_cubin, sizeof old_cubin, false));
     REFUSED(kernel_load(&kernel, &device, other, "scale", &(struct kernel_needs){0}),
             WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
-            "cuda:0 (Fake GPU 0): loading 'saved.cu', log: a log of the loader: the CUDA driver answered "
+            "cuda:0 (Fake GPU 0): loading 'saved.cu', log: a log of the loader: the CUDA driver returned "
             "CUDA_ERROR_NO_BINARY_FOR_GPU (209: words for 209). The code was compiled for another GPU: build the plan "
             "here.");
     cache_release(other);
@@ -509,7 +508,7 @@ static void chip_newer_than_compiler(void) {
     device_arch(arch, &device);
     const struct code *code = compile_text(program_text, arch);
     CHECK(code->is_ptx && strstr(code->image, ".target sm_120\n"), "%s", (const char *)code->image);
-    EXACTLY(code->log, "weft: NVRTC 13.0 does not know this chip; compiled to PTX of compute_120 for the driver\n");
+    EXACTLY(code->log, "weft: NVRTC 13.0 does not support this chip; compiled to PTX of compute_120 for the driver\n");
     DO(kernel_load(&kernel, &device, code, "scale",
                    &(struct kernel_needs){.argument_bytes = sizeof(struct arguments)}));
     kernel_release(kernel);
@@ -588,7 +587,7 @@ static void check_memory_and_time(const struct driver *driver) {
     memory_free(driver, 0);
     fake->fail_at(1, 2);
     REFUSED(memory_make(&memory, driver, 1000), WEFT_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED,
-            "allocating 1000 bytes of device memory: the CUDA driver answered CUDA_ERROR_OUT_OF_MEMORY (2: words for "
+            "allocating 1000 bytes of device memory: the CUDA driver returned CUDA_ERROR_OUT_OF_MEMORY (2: words for "
             "2). Free device memory, or set a smaller workspace limit.");
     CHECK(memory == 0, "none given");
     DO(stopwatch_make(&watch, driver, 3));
@@ -690,7 +689,7 @@ static void failing(void) {
     if (status || !is_cleanup(call)) {
         CHECK(status == WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "%s: %s", call, weftGetErrorString(status));
         CHECK(strstr(last_error(),
-                     " answered CUDA_ERROR_UNKNOWN (999: words for 999). See nvidia-smi and the kernel log."),
+                     " returned CUDA_ERROR_UNKNOWN (999: words for 999). See nvidia-smi and the kernel log."),
               "%s: %s", call, last_error());
     }
     fake->fail_at(0, 0);
@@ -792,14 +791,14 @@ static void test_files_of_the_loader_cache(void) {
     free(data);
     for (int i = 0; i < 2; i++) {
         const char *cache = write_loader_cache(half, fronts[i]);
-        CHECK(library_is_cut_off_for_loader(cache, "libx.so.1", why), "a file that is cut off");
-        CHECK(strstr(why, "the file is cut off: its headers describe "), "%s", why);
-        CHECK(!library_is_cut_off_for_loader(cache, "libx.so", why), "another name");
-        CHECK(!library_is_cut_off_for_loader(write_loader_cache(FAKE_CUDA, fronts[i]), "libx.so.1", why),
+        CHECK(library_is_truncated_for_loader(cache, "libx.so.1", why), "a file that is cut off");
+        CHECK(strstr(why, "the file is truncated: its headers describe "), "%s", why);
+        CHECK(!library_is_truncated_for_loader(cache, "libx.so", why), "another name");
+        CHECK(!library_is_truncated_for_loader(write_loader_cache(FAKE_CUDA, fronts[i]), "libx.so.1", why),
               "a whole file");
     }
-    CHECK(!library_is_cut_off_for_loader("/nowhere", "libx.so.1", why), "no cache");
-    CHECK(!library_is_cut_off_for_loader(FAKE_CUDA, "libx.so.1", why), "another file");
+    CHECK(!library_is_truncated_for_loader("/nowhere", "libx.so.1", why), "no cache");
+    CHECK(!library_is_truncated_for_loader(FAKE_CUDA, "libx.so.1", why), "another file");
 }
 
 int main(void) {

@@ -264,7 +264,7 @@ static void check_old_runtimes(const char *plan) {
     prepare(&call, plan, WEFT_DEVICE_CUDA, x, y);
     api.head.bytes = offsetof(struct xla_api, device_ordinal_get);
     must_refuse(&call, XLA_UNIMPLEMENTED,
-                "weft call: this XLA does not tell handlers which device they run on. Install a newer jaxlib, 0.6.1 at "
+                "weft call: this XLA does not pass the device to handlers. Install a newer jaxlib, 0.6.1 at "
                 "least.");
     api.head.bytes = sizeof api;
 }

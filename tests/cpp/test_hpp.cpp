@@ -655,8 +655,8 @@ static void plans_and_memory() {
     weft::error_t null = g.execute({{x, nullptr}, {y, out}});
     HOLDS(null.is_bad() && null.get_message().find("'x'") != std::string::npos);
     FAILS(g.build_plan_at_index(9), INVALID_VALUE,
-          "graph 'g': plan 9 was asked for, there are " + std::to_string(g.get_execution_plan_count()) +
-              (g.get_execution_plan_count() > 1 ? ". Use 0 to 1." : ". Use 0 to 0."));
+          "graph 'g': there is no plan 9: expected 0 to " + std::to_string(g.get_execution_plan_count() - 1) +
+              ". Choose one of these.");
     FAILS(g.populate_cuda_graph(cpu(), std::unordered_map<std::int64_t, void *>{}, nullptr, nullptr),
           GRAPH_NOT_SUPPORTED,
           "graph 'g': plans are not written into CUDA graphs directly. Capture the stream of execute() instead.");

@@ -73,11 +73,11 @@ def test_memory_is_read_as_the_tensor_declares(place: Any, make: Any) -> None:
 def test_memory_that_is_too_small_is_refused(place: Any) -> None:
     g, _, _, _ = relu(place)
     g.build([cudnn.heur_mode.A])
-    wanted = "execute: input 'x' (uid 1) takes 32 bytes as f32[2,4], its buffer has 16. Give a larger one."
+    wanted = "execute: input 'x' (uid 1) needs 32 bytes as f32[2,4], its buffer has 16. Give a larger one."
     with pytest.raises(weft.BadParameterError, match=re.escape(wanted)):
         g.execute({1: place.empty([2, 4], "f16"), 2: place.empty([2, 4])})
     if not place.is_gpu:  # the memory after the first element of a reversed array is not its own
-        with pytest.raises(weft.BadParameterError, match=r"takes 32 bytes as f32\[2,4\], its buffer has 4"):
+        with pytest.raises(weft.BadParameterError, match=r"needs 32 bytes as f32\[2,4\], its buffer has 4"):
             g.execute({1: np.zeros(8, "f4")[::-1], 2: np.zeros((2, 4), "f4")})
 
 

@@ -13,7 +13,7 @@ T = cudnn.data_type
 
 
 def convolution(place: Any, positional: int, name: str = "conv2d") -> Any:
-    """A graph with a convolution that has this many arguments by position, its operands and its result."""
+    """A graph with a convolution that has this many positional arguments, its operands and its result."""
     x, w = place.channels_last((2, 3, 8, 8)), place.channels_last((4, 3, 3, 3), seed=1)
     window = {"padding": [1, 1], "stride": [1, 1], "dilation": [1, 1], **({"name": name} if name else {})}
     given = (x, w)[:positional]

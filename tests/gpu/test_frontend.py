@@ -156,7 +156,7 @@ def run(*words: str) -> str:
 def test_the_doctor_is_content() -> None:
     text = run("-m", "weft", "doctor")
     assert "smoke test    cuda:0: ok in" in text
-    assert text.endswith("All is well.\n")
+    assert text.endswith("No problems found.\n")
 
 
 def test_the_program_of_the_page(tmp_path: Path) -> None:

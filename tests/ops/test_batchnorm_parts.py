@@ -72,7 +72,7 @@ def test_genstats_with_only_one_sum(wanted: int) -> None:
 
 
 def test_genstats_refuses_a_vector() -> None:
-    message = "genstats 'op': x has 1 dims [3], expected 2..8. Reshape it."
+    message = "genstats 'op': x has 1 dim [3], expected 2..8. Reshape it."
     refuses(built("genstats"), {"input": ((3,), "f32")}, message)
 
 
@@ -183,7 +183,7 @@ def test_bn_finalize_refuses_missing_running_values() -> None:
 
 
 def test_bn_finalize_refuses_an_update_without_factor() -> None:
-    rule = "running statistics are updated by a factor, which was not set. Set momentum to a scalar tensor."
+    rule = "momentum is required to update running statistics, and was not set. Set it to a scalar tensor."
     refuses(built("bn_finalize", **NUMBERS), COMPLETE | {"in_running_var": ROW}, f"bn_finalize 'op': {rule}")
 
 

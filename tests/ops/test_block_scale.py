@@ -479,7 +479,7 @@ X = {"x": ((4, 64), "f32")}
         (
             quantize(axis=2),
             X,
-            "block_scale_quantize 'q': axis is 2, x has 2 dims [4,64]. Name one of -2..1.",
+            "block_scale_quantize 'q': axis is 2, x has 2 dims [4,64]. Use a value in -2..1.",
         ),
         (
             quantize(transpose=True),

@@ -153,9 +153,9 @@ def test_refusals():
     checks.refuses(
         join(0), parts, "concat 'c': input 0 is [3,4], input 1 is [2,5]. Make all dims but dimension 0 equal."
     )
-    checks.refuses(join(2), parts, "concat 'c': axis is 2, the inputs have 2 dims. Name one of -2..1.")
+    checks.refuses(join(2), parts, "concat 'c': axis is 2, the inputs have 2 dims. Use a value in -2..1.")
     checks.refuses(
         join(0, in_place_index=2),
         {"a": ([3, 4], "f32"), "b": ([2, 4], "f32")},
-        "concat 'c': in_place_index is 2, there are 2 inputs. Name one of 0..1, or leave it unset.",
+        "concat 'c': in_place_index is 2, there are 2 inputs. Use a value in 0..1, or leave it unset.",
     )

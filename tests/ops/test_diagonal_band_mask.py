@@ -89,7 +89,7 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {},
         "left_bound and shift_right_bound are both set. Use one operation for each side of the band.",
     ),
-    ({}, {"x": ((3,), "f32")}, "x has 1 dims [3], expected 2..8. Reshape it."),
+    ({}, {"x": ((3,), "f32")}, "x has 1 dim [3], expected 2..8. Reshape it."),
     (
         {},
         {"shift_right_bound": ((1, 1, 1, 1), "f16")},

@@ -665,7 +665,7 @@ def asked(method: str, **options: Any) -> Any:
             "adalayernorm",
             {"input": ((4,), "f32")},
             {"epsilon": 0.1},
-            "x has 1 dims [4], expected 2..8. Reshape it.",
+            "x has 1 dim [4], expected 2..8. Reshape it.",
         ),
         (
             "groupnorm",
@@ -705,7 +705,7 @@ def test_forward_refusals(method: str, operands: dict[str, Any], options: dict[s
         (
             {"in_running_mean": C},
             {"epsilon": 0.1},
-            "mode BATCH_NORM: running statistics are updated by a factor, which was not set. Set momentum "
+            "mode BATCH_NORM: momentum is required to update running statistics, and was not set. Set it "
             "to a scalar tensor.",
         ),
         (
@@ -795,7 +795,7 @@ def test_backward_refusals(method: str, operands: dict[str, Any], rule: str) -> 
         (
             {"mode": "RMS_NORM", "phase": "TRAINING"},
             "mean",
-            "mode RMS_NORM: there is no mean, but one is set. Leave mean unset.",
+            "mode RMS_NORM: the mode has no mean, but mean is set. Leave mean unset.",
         ),
         (
             {"mode": "LAYER_NORM", "phase": "TRAINING"},

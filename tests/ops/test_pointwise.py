@@ -522,7 +522,7 @@ def test_refusals():
     checks.refuses(
         lambda g, a: g.gen_index(a, axis=2, name="i"),
         {"a": ((3, 4), "f32")},
-        "pointwise 'i': axis is 2, y has 2 dims. Name one of 0..1.",
+        "pointwise 'i': axis is 2, y has 2 dims. Use a value in 0..1.",
     )
     checks.refuses(
         lambda g, a: g.exp(a, compute_data_type=enums.data_type.INT32, name="e"),

@@ -183,7 +183,7 @@ def test_refusals_of_named_dims():
         (
             [3],
             None,
-            "reduction 'r': attribute dims is [3], but x has 3 dims [3,4,5]. Name dimensions of -3..2.",
+            "reduction 'r': attribute dims is [3], but x has 3 dims [3,4,5]. Use dimensions in -3..2.",
         ),
         (
             [1, 1],

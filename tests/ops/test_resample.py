@@ -798,7 +798,7 @@ MAX = {"mode": "MAXPOOL", "window": [2, 2], "stride": [2, 2]}
         (
             {**MAX, "stride": [1]},
             (),
-            "resample parameters: stride has 1 numbers, expected 2. Give one per spatial dimension (1 to "
+            "resample parameters: stride has 1 number, expected 2. Give one per spatial dimension (1 to "
             "3), or none.",
         ),
         (
@@ -852,7 +852,7 @@ MAX = {"mode": "MAXPOOL", "window": [2, 2], "stride": [2, 2]}
         (
             {**MAX, "dilation": [2]},
             (),
-            "resample parameters: dilation has 1 numbers, expected 2. Give one per spatial dimension (1 to "
+            "resample parameters: dilation has 1 number, expected 2. Give one per spatial dimension (1 to "
             "3), or none.",
         ),
         (

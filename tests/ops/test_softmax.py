@@ -177,7 +177,7 @@ X = {"x": ((3, 5), "f32")}
 
 @pytest.mark.parametrize("axis", [2, -3])
 def test_refuses_an_axis_that_is_not_there(axis: int) -> None:
-    refuses(softmax(axis=axis), X, f"softmax 'p': axis is {axis}, x has 2 dims [3,5]. Name one of -2..1.")
+    refuses(softmax(axis=axis), X, f"softmax 'p': axis is {axis}, x has 2 dims [3,5]. Use a value in -2..1.")
 
 
 def test_refuses_a_sink_per_column() -> None:

@@ -112,7 +112,7 @@ def test_refusals():
         checks.refuses(
             transpose(permutation),
             {"x": ([3, 4, 5], "f32")},
-            f"transpose 't': permutation is {given}, x has 3 dims [3,4,5]. Name each of 0..2 once.",
+            f"transpose 't': permutation is {given}, x has 3 dims [3,4,5]. List each of 0..2 once.",
         )
     checks.refuses(
         lambda g, x: g.transpose(x, [1, 0], name="t").set_dim([3, 4]),

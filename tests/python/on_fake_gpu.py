@@ -137,7 +137,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     with refusal("device array: it is float32[2, 3], the array float64[2, 3]. Convert or reshape the array."):
         array.copy_from(X.astype("f8"))
     with refusal(
-        "device array: a view of [3] at element 4 takes 12 bytes, 8 are available. Give a smaller one."
+        "device array: a view of [3] at element 4 needs 12 bytes, 8 are available. Give a smaller one."
     ):
         array.view(4, [3])
 
@@ -612,7 +612,7 @@ def test_what_is_said_when_no_plan_for_it_can_be_made(monkeypatch: pytest.Monkey
     words = "its alignment, 16 bytes, and no plan for such memory can be built: there is no compiler."
     with pytest.raises(weft.NotSupportedError) as failed:
         g.execute({"x": on_device(X), "y": whole.view(1, [2, 3])})
-    assert str(failed.value) == f"plan: the address of output 'y' (uid 2) is no multiple of {words}"
+    assert str(failed.value) == f"plan: the address of output 'y' (uid 2) is not a multiple of {words}"
 
 
 # ---- Other shapes ------------------------------------------------------------------------------------------
@@ -626,6 +626,6 @@ def test_overridden_shapes_run_on_the_device() -> None:
     options: Any = {"override_uids": [x.uid], "override_shapes": [[9, 3]]}
     g.execute({x: weft.DeviceArray([9, 3]), y: weft.DeviceArray([9, 3])}, **options)
     with refusal(
-        "execute: output 'y' (uid 2) takes 108 bytes as f32[9,3], its buffer has 48. Give a larger one."
+        "execute: output 'y' (uid 2) needs 108 bytes as f32[9,3], its buffer has 48. Give a larger one."
     ):
         g.execute({x: weft.DeviceArray([9, 3]), y: weft.DeviceArray([4, 3])}, **options)

@@ -143,7 +143,7 @@ def test_strides_between_elements_are_refused() -> None:
 
 def test_other_objects_are_refused() -> None:
     with refusal(
-        "buffer: dict offers no memory. Give a NumPy array, a torch tensor, or an object with __dlpack__ or "
+        "buffer: dict exposes no memory. Give a NumPy array, a torch tensor, or an object with __dlpack__ or "
         "__cuda_array_interface__."
     ):
         buffers.describe({})

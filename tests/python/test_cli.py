@@ -16,7 +16,7 @@ import pytest
 import weft
 from weft import backend
 from weft.cli import demo, doctor, main, support
-from weft.explain import amount, bound, explain_text, short_name
+from weft.explain import amount, bottleneck, explain_text, short_name
 
 ROOT = Path(__file__).parents[2]
 
@@ -138,7 +138,7 @@ def test_doctor_text(capsys: pytest.CaptureFixture[str]) -> None:
         "smoke test",
     ):
         assert name in names
-    assert text.endswith("\nAll is well.\n")
+    assert text.endswith("\nNo problems found.\n")
 
 
 @pytest.mark.parametrize(
@@ -184,11 +184,11 @@ def test_doctor_repairs(environment: dict[str, str], what: str, repair: str) -> 
     assert repair in done.stdout
 
 
-def test_doctor_survives_a_library_that_is_cut_off(tmp_path: Path) -> None:
+def test_doctor_survives_a_library_that_is_truncated(tmp_path: Path) -> None:
     """The loader would end the process by SIGBUS."""
     loaded = doctor.examine()["weft"]["library"].split(", ")[0]
     data = Path(loaded).read_bytes()
-    refused = "cannot be opened (the file is cut off: its headers describe more bytes than it has)"
+    refused = "cannot be opened (the file is truncated: its headers describe more bytes than it has)"
     for part in (2, 100):
         (tmp_path / "libweft.so.1").write_bytes(data[: len(data) // part])
         done = command("doctor", WEFT_LIBRARY=str(tmp_path / "libweft.so.1"))
@@ -299,7 +299,7 @@ graph 'g' on cpu.fast (eng0)
      1  cpu.contraction  fc, act            2 M   12 k      30 µs  compute
      2  cpu.reference    s                 50 k    2 k       1 µs  compute
 
-how
+kernel details
   step 1: 6x16 tiles
 
 families that declined
@@ -312,7 +312,7 @@ other engines
 
 def test_explain_text() -> None:
     assert explain_text(REPORT, SUPPORT, 2.5e-5) == EXPLAINED
-    assert explain_text(REPORT, SUPPORT, 2.5e-5, brief=True) == EXPLAINED.split("\n\nhow")[0]
+    assert explain_text(REPORT, SUPPORT, 2.5e-5, brief=True) == EXPLAINED.split("\n\nkernel details")[0]
 
 
 def test_explain_lists_steps_with_predictions() -> None:
@@ -407,7 +407,7 @@ def test_amount(value: float, unit: str, expected: str) -> None:
 
 def test_small_words() -> None:
     assert [short_name(label) for label in ("matmul 'fc'", "graph", "op ''")] == ["fc", "graph", "op ''"]
-    assert [bound(7.9, 1), bound(8, 1), bound(0, 0)] == ["memory", "compute", "compute"]
+    assert [bottleneck(7.9, 1), bottleneck(8, 1), bottleneck(0, 0)] == ["memory", "compute", "compute"]
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,7 @@ def test_arrays_are_checked_when_they_change() -> None:
     np.testing.assert_array_equal(out, 10)
     given.data = torch.ones(2)
     with refusal(
-        "execute: input 'x' (uid 1) takes 24 bytes as f32[2,3], its buffer has 8. Give a larger one."
+        "execute: input 'x' (uid 1) needs 24 bytes as f32[2,3], its buffer has 8. Give a larger one."
     ):
         g.execute({x: given, y: out})
     out.flags.writeable = False
@@ -145,11 +145,11 @@ def test_arrays_that_end_too_soon_are_refused() -> None:
     memory, out = np.zeros(16, "f4"), np.empty((4, 4), "f4")
     broadcast = np.broadcast_to(memory[:4], (4, 4))
     with refusal(
-        "execute: input 'x' (uid 1) takes 64 bytes as f32[4,4], its buffer has 16. Give a larger one."
+        "execute: input 'x' (uid 1) needs 64 bytes as f32[4,4], its buffer has 16. Give a larger one."
     ):
         g.execute({x: broadcast, y: out})
     with refusal(
-        "execute: input 'x' (uid 1) takes 64 bytes as f32[4,4], its buffer has 4. Give a larger one."
+        "execute: input 'x' (uid 1) needs 64 bytes as f32[4,4], its buffer has 4. Give a larger one."
     ):
         g.execute({x: memory[::-1], y: out})
     with refusal(
@@ -297,13 +297,13 @@ def test_views_end_where_their_memory_does() -> None:
     negative: Any = (-1, [2], None), (-6, [1], None)
     beyond: Any = (6, [1], None), (5, [2], None), (1, [2], [5]), (7, [0], None)
     for offset, dims, strides in negative + beyond:
-        message = rf"a view of .* at element {offset} takes \d+ bytes"
+        message = rf"a view of .* at element {offset} needs \d+ bytes"
         with pytest.raises(weft.BadParameterError, match=message):
             array.view(offset, dims, strides)
     part = array.view(2, [4])
     np.testing.assert_array_equal(part.view(1, [3]).numpy(), [3, 4, 5])
     for offset in (-1, 3):
-        with pytest.raises(weft.BadParameterError, match=f"at element {offset} takes 8 bytes"):
+        with pytest.raises(weft.BadParameterError, match=f"at element {offset} needs 8 bytes"):
             part.view(offset, [2])
 
 
@@ -319,11 +319,11 @@ def test_overridden_shapes_are_those_that_buffers_must_have() -> None:
     g, x, y = doubled(dims=[4], is_override_shape_enabled=True)
     small, large, out = np.zeros(2, "f4"), np.arange(2000, dtype="f4"), np.empty(2000, "f4")
     with refusal(
-        "execute: input 'x' (uid 1) takes 8000 bytes as f32[2000], its buffer has 8. Give a larger one."
+        "execute: input 'x' (uid 1) needs 8000 bytes as f32[2000], its buffer has 8. Give a larger one."
     ):
         override(g, {x: small, y: out}, [2000], [2000])
     with refusal(
-        "execute: output 'y' (uid 2) takes 8000 bytes as f32[2000], its buffer has 8. Give a larger one."
+        "execute: output 'y' (uid 2) needs 8000 bytes as f32[2000], its buffer has 8. Give a larger one."
     ):
         override(g, {x: large, y: small}, [2000], [2000])
     override(g, {x: large, y: out}, [2000], [2000])
@@ -350,7 +350,7 @@ def test_an_array_that_fitted_is_measured_again_for_a_larger_shape() -> None:
             for _ in range(3):
                 g.execute(pack)
             override(g, pack, [8], [8])
-            takes = f"execute: {name} (uid {i + 1}) takes 36 bytes as f32[9]"
+            takes = f"execute: {name} (uid {i + 1}) needs 36 bytes as f32[9]"
             with refusal(f"{takes}, its buffer has 32. Give a larger one."):
                 override(g, pack, [9], [9])
             g.execute(pack)
@@ -358,7 +358,7 @@ def test_an_array_that_fitted_is_measured_again_for_a_larger_shape() -> None:
     other = np.arange(3, dtype="f4")
     override(g, {x: other, y: arrays[1]}, [3], [3])
     with refusal(
-        "execute: input 'x' (uid 1) takes 16 bytes as f32[4], its buffer has 12. Give a larger one."
+        "execute: input 'x' (uid 1) needs 16 bytes as f32[4], its buffer has 12. Give a larger one."
     ):
         g.execute({x: other, y: arrays[1]})
 
@@ -415,16 +415,16 @@ def test_the_same_shapes_with_other_strides() -> None:
         (
             [[2]],
             None,
-            "execute: 2 override_uids, 1 override_shapes and 1 override_strides. Give one of each per "
-            "tensor.",
+            "execute: override_uids has 2 entries, override_shapes 1 and override_strides 1. Give one of "
+            "each per tensor.",
         ),
         (
             [[2, 2], [2]],
             None,
-            "execute: the tensor of uid 1 has 1 dims, its override shape [2, 2] and strides [2, 1]. Give a "
+            "execute: the tensor of uid 1 has 1 dim, its override shape [2, 2] and strides [2, 1]. Give a "
             "number per dimension.",
         ),
-        ([[2.5], [2]], None, "execute: override shape [2.5]: number 0 is 2.5. Give a whole number."),
+        ([[2.5], [2]], None, "execute: override shape [2.5]: number 0 is 2.5. Give an integer."),
     ],
 )
 def test_bad_overrides_are_refused(shapes: Any, strides: Any, message: str) -> None:
@@ -461,7 +461,7 @@ def test_outputs_follow_overridden_inputs() -> None:
     memory = np.zeros(40, "f4")
     options: Any = {"override_uids": [x.uid], "override_shapes": [[5, 3]]}
     with refusal(
-        "execute: output 'y' (uid 4) takes 80 bytes as f32[5,4], its buffer has 32. Give a larger one."
+        "execute: output 'y' (uid 4) needs 80 bytes as f32[5,4], its buffer has 32. Give a larger one."
     ):
         g.execute({x: wide, w: weights, y: memory[:8]}, **options)
     np.testing.assert_array_equal(memory, 0)
@@ -531,9 +531,9 @@ def test_addresses_in_the_order_of_uids() -> None:
         g._execute_with_raw_ptrs(array.ctypes.data, 3, 0, int(handle), index)
         np.testing.assert_array_equal(of_uid[20], VALUES - of_uid[10] + 1)
     assert y.uid == 20
-    with refusal("graph 'g': 2 addresses, it takes 3. Give one for each uid of 10, 20, 30, in this order."):
+    with refusal("graph 'g': 2 addresses, expected 3. Give one for each uid of 10, 20, 30, in this order."):
         g._execute_with_ptrs(ptrs[:2], 0, handle)
-    with refusal("handle: 12345 is not an open handle. Give what create_handle() returns."):
+    with refusal("handle: 12345 is not an open handle. Give the result of create_handle()."):
         g._execute_with_ptrs(ptrs, 0, 12345)
 
 

@@ -317,19 +317,19 @@ CLAIMS: dict[str, tuple[dict[str, Any], str]] = {
     "negative address": ({"data": (-8, False)}, "the array reports the address -8."),
     "huge address": ({"data": (HUGE, False)}, f"the array's address is {HUGE}, which does not fit into 64"),
     "last address": ({"data": (2**63 - 24, False)}, "the array reports dims [6], which reach past the end"),
-    "fraction as address": ({"data": (1.5, False)}, "the array's address is 1.5. Give a whole number."),
-    "text as address": ({"data": ("x", False)}, "the array's address is 'x'. Give a whole number."),
-    "no shape": ({"shape": None}, "the array's shape is None. Give a list of whole numbers."),
-    "number as shape": ({"shape": 6}, "the array's shape is 6. Give a list of whole numbers."),
-    "text as shape": ({"shape": "ab"}, "the array's shape ['a', 'b']: number 0 is 'a'. Give a whole number."),
-    "fraction in shape": ({"shape": (6.0,)}, "the array's shape [6.0]: number 0 is 6.0. Give a whole"),
+    "fraction as address": ({"data": (1.5, False)}, "the array's address is 1.5. Give an integer."),
+    "text as address": ({"data": ("x", False)}, "the array's address is 'x'. Give an integer."),
+    "no shape": ({"shape": None}, "the array's shape is None. Give a list of integers."),
+    "number as shape": ({"shape": 6}, "the array's shape is 6. Give a list of integers."),
+    "text as shape": ({"shape": "ab"}, "the array's shape ['a', 'b']: number 0 is 'a'. Give an integer."),
+    "fraction in shape": ({"shape": (6.0,)}, "the array's shape [6.0]: number 0 is 6.0. Give an integer"),
     "no number in shape": ({"shape": (float("nan"),)}, "the array's shape [nan]: number 0 is nan."),
     "negative extent": ({"shape": (-6,)}, "the array reports dims [-6], which are negative."),
     "huge extent": ({"shape": (HUGE,)}, f"the array's shape [{HUGE}]: number 0 is {HUGE}, which does"),
     "extent past memory": ({"shape": (2**61,)}, f"the array reports dims [{2**61}], which reach past"),
     "many dims": ({"shape": (1,) * 65}, "the array reports 65 dims, more than 64."),
-    "strides of another rank": ({"strides": (4, 4)}, "the array reports 1 dims and 2 strides."),
-    "text as strides": ({"strides": "a"}, "the array's strides ['a']: number 0 is 'a'. Give a whole number."),
+    "strides of another rank": ({"strides": (4, 4)}, "the array reports 1 dim and 2 strides."),
+    "text as strides": ({"strides": "a"}, "the array's strides ['a']: number 0 is 'a'. Give an integer."),
     "no number in strides": ({"strides": (float("nan"),)}, "the array's strides [nan]: number 0 is nan."),
     "huge strides": ({"strides": (HUGE,)}, f"the array's strides [{HUGE}]: number 0 is {HUGE}, which does"),
     "no typestr": ({"typestr": None}, "the array's typestr is None. Give one such as '<f4'."),
@@ -398,7 +398,7 @@ DLPACK: list[tuple[dict[str, Any], str]] = [
     ({"ndim": -1}, "the DLPack tensor reports -1 dims, with a shape."),
     ({"ndim": 65}, "the DLPack tensor reports 65 dims, with a shape."),
     ({"ndim": 2**31 - 1}, "the DLPack tensor reports 2147483647 dims, with a shape."),
-    ({"shape": NO_SHAPE}, "the DLPack tensor reports 1 dims, without a shape."),
+    ({"shape": NO_SHAPE}, "the DLPack tensor reports 1 dim, without a shape."),
     ({"extent": -6}, "the array reports dims [-6], which are negative."),
     ({"extent": 2**62}, f"the array reports dims [{2**62}], which reach past the end of memory."),
     ({"stride": 2**61}, "the array reports dims [6], which reach past the end of memory."),
@@ -503,7 +503,7 @@ def test_arrays_of_derived_classes_are_what_numpy_sees() -> None:
     g.execute({x: lie, y: out})
     assert out.tolist() == g.plan(x=lie).tolist() == [0, 2, 4, 6, 8, 10]
     short = np.arange(3, dtype="f4").view(Liar)
-    with pytest.raises(weft.BadParameterError, match=r"^execute: input 'x' \(uid 1\) takes 24 bytes"):
+    with pytest.raises(weft.BadParameterError, match=r"^execute: input 'x' \(uid 1\) needs 24 bytes"):
         g.execute({x: short, y: out})
 
 
@@ -513,7 +513,7 @@ OTHERS = [b"ab", "text", memoryview(b"ab"), array.array("f", [1] * 6), (ctypes.c
 @pytest.mark.parametrize("other", OTHERS, ids=lambda other: type(other).__name__)
 def test_what_is_no_array_is_refused(other: Any) -> None:
     g, x, y = doubled()
-    plain, fix = np.ones(6, "f4"), rf": {type(other).__name__} offers no memory\. Give a NumPy array"
+    plain, fix = np.ones(6, "f4"), rf": {type(other).__name__} exposes no memory\. Give a NumPy array"
     for memory in ({x: other, y: plain}, {x: plain, y: other}):
         with pytest.raises(weft.BadParameterError, match=r"^execute: \w+ '[xy]' \(uid [12]\)" + fix):
             g.execute(memory)
@@ -628,7 +628,7 @@ def test_a_tensor_whose_gradient_would_be_lost_is_refused() -> None:
     torch = pytest.importorskip("torch")
     g, x, y = doubled()
     leaf, plain = torch.ones(6, requires_grad=True), torch.zeros(6)
-    message = "requires grad, and autograd does not see what a plan computes: its gradient would be lost."
+    message = "requires grad, and autograd does not record what a plan computes: its gradient would be lost."
     for _, way in list(ways(leaf))[1:-1]:
         refused = rf"^\w+: the tensor of \w+ '[xy]' \(uid [12]\) {message}"
         with pytest.raises(weft.BadParameterError, match=refused):

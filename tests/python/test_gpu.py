@@ -221,7 +221,7 @@ def cut_off(library: Path, folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("place", ["WEFT_NVRTC", "builtins", "LD_LIBRARY_PATH"])
-def test_a_compiler_that_is_cut_off_is_refused(fakes: dict[str, str], tmp_path: Path, place: str) -> None:
+def test_a_compiler_that_is_truncated_is_refused(fakes: dict[str, str], tmp_path: Path, place: str) -> None:
     whole = Path(fakes["WEFT_NVRTC"]).resolve()
     changes = {"WEFT_NVRTC": str(cut_off(whole, tmp_path / "half", "libnvrtc.so.13"))}
     if place == "builtins":
@@ -232,15 +232,15 @@ def test_a_compiler_that_is_cut_off_is_refused(fakes: dict[str, str], tmp_path: 
     done = python("-m", "weft", "doctor", **fakes | changes)
     assert done.returncode in (0, 1), done.stderr
     if place != "LD_LIBRARY_PATH":  # there, another copy may serve
-        assert "the file is cut off: its headers describe " in done.stdout
+        assert "the file is truncated: its headers describe " in done.stdout
         assert "\nrepair        unset WEFT_NVRTC, which names that library; if no other " in done.stdout
 
 
-def test_a_driver_that_is_cut_off_is_refused(fakes: dict[str, str], tmp_path: Path) -> None:
+def test_a_driver_that_is_truncated_is_refused(fakes: dict[str, str], tmp_path: Path) -> None:
     whole = Path(fakes["WEFT_LIBCUDA"]).resolve()
     half = cut_off(whole, tmp_path / "half", "libcuda.so.1")
     named = python("-m", "weft", "doctor", **fakes | {"WEFT_LIBCUDA": str(half), "WEFT_DEVICE": "cpu"})
-    assert "names cannot be loaded (the file is cut off: its headers describe " in named.stdout
+    assert "names cannot be loaded (the file is truncated: its headers describe " in named.stdout
     assert "\nrepair        Name NVIDIA's libcuda.so.1 there, unset WEFT_LIBCUDA, " in named.stdout
     path = {"WEFT_LIBCUDA": "", "LD_LIBRARY_PATH": str(half.parent), "WEFT_DEVICE": "cpu"}
     assert python("-m", "weft", "doctor", **fakes | path).returncode in (0, 1)
@@ -249,8 +249,8 @@ def test_a_driver_that_is_cut_off_is_refused(fakes: dict[str, str], tmp_path: Pa
 @pytest.mark.parametrize(
     ("result", "repair"),
     [
-        (803, "Reboot, or reload the kernel module: it and libcuda are of different versions, "),
-        (804, "Take the cuda-compat library out of LD_LIBRARY_PATH, or update the driver: "),
+        (803, "Reboot, or reload the kernel module: its version differs from that of libcuda, "),
+        (804, "Remove the cuda-compat library from LD_LIBRARY_PATH, or update the driver: "),
         (999, "See nvidia-smi and the kernel log. Until then use the CPU (device cpu:0)."),
     ],
 )
@@ -286,7 +286,7 @@ def test_each_repair_for_a_compiler_that_is_too_new(fakes: dict[str, str]) -> No
 def test_the_doctor_reports_gpus(fakes: dict[str, str]) -> None:
     text = python("-m", "weft", "doctor", **fakes).stdout
     assert "\ndevice        cuda:1 Fake GPU 1, sm_90, 16 GiB, 4 multiprocessors\n" in text
-    assert "speaks CUDA 13.0\n" in text
+    assert "supports CUDA 13.0\n" in text
     compiler = Path(fakes["WEFT_NVRTC"]).resolve()
     assert f"\nNVRTC         * 13.0 {compiler} (WEFT_NVRTC): chosen: the newest" in text
     assert f"\nkernel cache  {fakes['WEFT_CACHE_DIR']} (rw): " in text

@@ -264,10 +264,10 @@ def test_epsilons_stay_precise() -> None:
     [
         (
             lambda g: g.tensor([2.7, 3], name="x"),
-            "tensor 'x': dim [2.7, 3]: number 0 is 2.7. Give a whole number.",
+            "tensor 'x': dim [2.7, 3]: number 0 is 2.7. Give an integer.",
         ),
-        (lambda g: g.tensor([2], [0.5]), "tensor: stride [0.5]: number 0 is 0.5. Give a whole number."),
-        (lambda g: g.tensor(5), "tensor: dim is 5. Give a list of whole numbers."),
+        (lambda g: g.tensor([2], [0.5]), "tensor: stride [0.5]: number 0 is 0.5. Give an integer."),
+        (lambda g: g.tensor(5), "tensor: dim is 5. Give a list of integers."),
         (
             lambda g: g.tensor([2], uid=2**63),
             f"tensor: uid is {2**63}, which does not fit into 64 bits. Give a smaller one.",
@@ -277,7 +277,7 @@ def test_epsilons_stay_precise() -> None:
             f"tensor: dim [{2**64}]: number 0 is {2**64}, which does not fit into 64 bits. Give a smaller "
             "one.",
         ),
-        (lambda g: g.tensor([2]).set_alignment("a"), "tensor: alignment is 'a'. Give a whole number."),
+        (lambda g: g.tensor([2]).set_alignment("a"), "tensor: alignment is 'a'. Give an integer."),
         (
             lambda g: g.tensor_like(np.arange(3.0)[::-1]),
             "tensor: strides [-1] go backwards. Copy the array, for example with numpy.ascontiguousarray.",
@@ -290,10 +290,10 @@ def test_epsilons_stay_precise() -> None:
             lambda g: g.slice(g.tensor([4]), [-1], name="s"),
             "slice 's': dimension 0 is -1. Count from the start: give 0 or more.",
         ),
-        (lambda g: g.slice(g.tensor([4]), ["a"]), "slice: dimension 0 is 'a'. Give a whole number."),
+        (lambda g: g.slice(g.tensor([4]), ["a"]), "slice: dimension 0 is 'a'. Give an integer."),
         (
             lambda g: g.tensor_scalar(1e300, data_type="f32"),
-            "tensor_scalar: the value is 1e+300, which f32 does not hold. Give another data_type.",
+            "tensor_scalar: the value is 1e+300, which f32 cannot represent. Give another data_type.",
         ),
     ],
 )
@@ -327,8 +327,8 @@ def test_an_input_is_no_output() -> None:
     g, x, *_ = small()
     x.set_output(True)
     with refusal(
-        "tensor 'x': set_output(True) was called, but it is an input: no operation makes it. Call it on the "
-        "result of an operation."
+        "tensor 'x': set_output(True) was called, but it is an input: no operation computes it. Call it on "
+        "the result of an operation."
     ):
         g.build()
 
@@ -724,7 +724,7 @@ def test_damaged_bytes_are_refused() -> None:
 def test_operands_of_another_graph_are_refused() -> None:
     other = weft.Graph().tensor([2], data_type="f32", name="o")
     with refusal(
-        "neg 'n': x, Tensor('o', f32[2]), belongs to another graph. Make it with this graph's tensor()."
+        "neg 'n': x, Tensor('o', f32[2]), belongs to another graph. Create it with this graph's tensor()."
     ):
         weft.Graph().neg(other, name="n")
 
@@ -739,9 +739,9 @@ def test_what_is_no_operand_and_no_name_is_refused_at_the_call() -> None:
     x: Any = g.tensor([2, 3], name="x")
     with refusal("matmul 'mm': B is None. Give a tensor of the graph, an array or a number."):
         g.matmul(x, None, name="mm")  # type: ignore[arg-type]
-    with refusal("tensor: name is 3. Give a text."):
+    with refusal("tensor: name is 3. Give a string."):
         g.tensor([2], name=3)  # type: ignore[arg-type]
-    with refusal("tensor 'x': name is None. Give a text."):
+    with refusal("tensor 'x': name is None. Give a string."):
         x.set_name(None)
 
 
@@ -749,11 +749,13 @@ def test_execution_needs_a_plan() -> None:
     g, *_ = small(name="mlp")
     with refusal("graph 'mlp': it has no plan yet. Call build() first."):
         g.execute({})
-    with refusal("graph 'mlp': plan 3 was asked for, there are 0. Use create_execution_plans() first."):
+    with refusal(
+        "graph 'mlp': there is no plan 3: no plans have been created. Call create_execution_plans() first."
+    ):
         g.build_plan_at_index(3)
     g.create_execution_plans()
     count = g.get_execution_plan_count()
-    with refusal(f"graph 'mlp': plan 9 was asked for, there are {count}. Use 0 to {count - 1}."):
+    with refusal(f"graph 'mlp': there is no plan 9: expected 0 to {count - 1}. Choose one of these."):
         g.build_plan_at_index(9)
     with refusal("graph 'mlp': plan 0 is not built. Call build_plan_at_index(0)."):
         g.execute_plan_at_index({}, None, 0)
@@ -776,7 +778,7 @@ def test_a_buffer_given_twice_does_not_hide_a_missing_one() -> None:
 
 
 def test_handles_are_handles() -> None:
-    with refusal("graph 'mlp': handle is 7. Give what create_handle() returns, or None."):
+    with refusal("graph 'mlp': handle is 7. Give the result of create_handle(), or None."):
         weft.Graph("mlp", handle=7)  # type: ignore[arg-type]
 
 
@@ -801,7 +803,7 @@ def test_a_small_buffer_is_refused() -> None:
     g, x, *_ = small()
     g.build()
     with refusal(
-        "execute: input 'x' (uid 1) takes 24 bytes as f32[2,3], its buffer has 8. Give a larger one."
+        "execute: input 'x' (uid 1) needs 24 bytes as f32[2,3], its buffer has 8. Give a larger one."
     ):
         g.execute({x: np.zeros(2, "f4")})
 
@@ -815,7 +817,7 @@ def test_a_packed_buffer_is_too_small_for_strides_with_gaps() -> None:
     g.execute({x: wide, y: out})
     g.execute({x: wide[:, :3], y: out})
     with refusal(
-        "execute: input 'x' (uid 1) takes 44 bytes as f32[2,3], its buffer has 24. Give a larger one."
+        "execute: input 'x' (uid 1) needs 44 bytes as f32[2,3], its buffer has 24. Give a larger one."
     ):
         g.execute({x: X, y: out})
 
@@ -872,13 +874,13 @@ def test_messages_of_the_library_name_the_operation() -> None:
 def test_options_of_a_wrong_type_are_refused() -> None:
     g = weft.Graph()
     x = g.tensor([1, 2, 8, 8], data_type="f32")
-    with refusal("gen_index 'i': axis is 'zero'. Give a whole number."):
+    with refusal("gen_index 'i': axis is 'zero'. Give an integer."):
         g.gen_index(x, axis="zero", name="i")  # type: ignore[arg-type]
     with refusal("relu 'relu_0': relu_lower_clip_slope is 'r'. Give a number."):
         g.relu(x, "r")  # type: ignore[arg-type]
-    with refusal("conv_fprop 'c': pre_padding is 'same'. Give a whole number."):
+    with refusal("conv_fprop 'c': pre_padding is 'same'. Give an integer."):
         g.conv_fprop(x, x, padding="same", name="c")  # type: ignore[arg-type]
-    with refusal("conv_fprop 'c': stride is 1.5. Give a whole number."):
+    with refusal("conv_fprop 'c': stride is 1.5. Give an integer."):
         g.conv_fprop(x, x, stride=[1, 1.5], name="c")  # type: ignore[list-item]
     assert g._operations == []
 
@@ -941,7 +943,7 @@ def test_members_of_enumerations_are_no_numbers() -> None:
         g.mul(x, weft.data_type.HALF, name="m")
     with refusal("tensor_scalar: the value is data_type.HALF, a member of an enumeration. Give a number."):
         g.tensor_scalar(weft.data_type.HALF)
-    with refusal("relu: name is data_type.FLOAT. Give a text."):
+    with refusal("relu: name is data_type.FLOAT. Give a string."):
         g.relu(x, None, None, None, None, weft.data_type.FLOAT)  # type: ignore[arg-type]
 
 

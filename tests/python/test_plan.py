@@ -135,9 +135,7 @@ def test_unknown_name() -> None:
 
 
 def test_too_many_arrays() -> None:
-    with refusal(
-        "plan: 2 arrays by position, the graph has 1 inputs: x. Give outputs as out={name: buffer}."
-    ):
+    with refusal("plan: 2 positional arrays, the graph has 1 input: x. Give outputs as out={name: buffer}."):
         plan_of()(X, X)
 
 

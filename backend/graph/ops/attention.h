@@ -109,7 +109,7 @@ static inline bool attention_draws(const struct attention *a) { return a->dropou
 static inline bool attention_drops(const struct attention *a) { return attention_draws(a) || a->dropout_mask; }
 
 /* The factor of kept weights unless a tensor sets it; 0 if dropout keeps none. */
-static inline double attention_growth(const struct attention *a) {
+static inline double attention_keep_scale(const struct attention *a) {
     return a->dropout_probability < 1 ? 1 / (1 - a->dropout_probability) : 0;
 }
 

@@ -190,15 +190,15 @@ static weftStatus_t check_entry(const struct descriptor *op, const struct attent
     if (room < 0)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: entry %lld of the ragged offsets of %s, %s, is out of range: it is the end of %s, which has no room "
-             "for the %lld rows of batch entry %lld, got %lld. Correct the contents of the tensor.",
+             "for the %lld row%s of batch entry %lld, got %lld. Correct the contents of the tensor.",
              descriptor_label(op), (long long)entry_count, ragged->key, descriptor_label(&offsets->base), ragged->key,
-             (long long)rows, (long long)batch, (long long)end);
+             (long long)rows, plural(rows), (long long)batch, (long long)end);
     if (first < 0 || first > room / multiplier)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "%s: entry %lld of the ragged offsets of %s, %s, is out of range: expected 0..%lld for %lld rows before "
+             "%s: entry %lld of the ragged offsets of %s, %s, is out of range: expected 0..%lld for %lld row%s before "
              "the end at %lld, got %lld. Correct the contents of the tensor.",
              descriptor_label(op), (long long)batch, ragged->key, descriptor_label(&offsets->base),
-             (long long)(room / multiplier), (long long)rows, (long long)end, (long long)first);
+             (long long)(room / multiplier), (long long)rows, plural(rows), (long long)end, (long long)first);
     return WEFT_STATUS_SUCCESS;
 }
 

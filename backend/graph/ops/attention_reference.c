@@ -36,7 +36,7 @@ struct attention_run attention_run_of(const struct attention *a, const struct bi
         .dropout_mask = view_of(bindings, a->dropout_mask),
         /* The tensor takes precedence; check_attention rejects operations that set both. */
         .scale = view_scalar(bindings, a->scale, a->scale_value),
-        .growth = view_scalar(bindings, a->dropout_scale, attention_growth(a)),
+        .keep_scale = view_scalar(bindings, a->dropout_scale, attention_keep_scale(a)),
         .seed = (uint64_t)rng_scalar(bindings, a->dropout_seed, 0),
         .offset = (uint64_t)rng_scalar(bindings, a->dropout_offset, 0),
     };
@@ -111,9 +111,9 @@ double attention_dropout_factor(const struct attention_run *run, const struct at
                                 int64_t column) {
     if (run->dropout_mask.data) {
         const int64_t index[] = {head->batch, head->index, row, column};
-        return run->growth * view_load(&run->dropout_mask, index); /* booleans are 0 and 1 */
+        return run->keep_scale * view_load(&run->dropout_mask, index); /* booleans are 0 and 1 */
     }
-    return !attention_draws(run->a) ? 1 : attention_is_drawn(run, head, row, column) ? run->growth : 0;
+    return !attention_draws(run->a) ? 1 : attention_is_drawn(run, head, row, column) ? run->keep_scale : 0;
 }
 
 /* Subtracts the regular offset of the entry, because view_load adds it. */

@@ -17,7 +17,7 @@ struct attention_run {
     int64_t batches, heads, rows, columns, depth, value_depth;
     const struct bindings *bindings;
     struct view bias, seq_len_q, seq_len_kv, cu_seq_len_q, cu_seq_len_kv, sink, block_mask, dropout_mask;
-    double scale, growth; /* growth: factor of kept weights */
+    double scale, keep_scale; /* keep_scale: factor of the weights that dropout keeps */
     uint64_t seed, offset;
 };
 

@@ -17,8 +17,9 @@ static weftStatus_t check_shared_heads(const struct descriptor *op, const struct
     /* Zero heads are valid only together with zero heads. */
     if (own ? heads % own != 0 : heads != 0)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: q %s has %lld heads, %s %s has %lld. Make the heads of %s divide those of q.", descriptor_label(op),
-             tensor_dims_text(a->q), (long long)heads, key, tensor_dims_text(shared), (long long)own, key);
+             "%s: q %s has %lld head%s, %s %s has %lld. Make the heads of %s divide those of q.", descriptor_label(op),
+             tensor_dims_text(a->q), (long long)heads, plural(heads), key, tensor_dims_text(shared), (long long)own,
+             key);
     return WEFT_STATUS_SUCCESS;
 }
 

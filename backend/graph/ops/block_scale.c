@@ -215,8 +215,8 @@ static weftStatus_t infer_quantize(struct descriptor *descriptor) {
     struct block_scale_quantize_op *op = (struct block_scale_quantize_op *)descriptor;
     int64_t rank = op->x->dims.count;
     if (op->axis < -rank || op->axis >= rank)
-        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: axis is %lld, x has %lld dims %s. Name one of %lld..%lld.",
-             descriptor_label(descriptor), (long long)op->axis, (long long)rank, tensor_dims_text(op->x),
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: axis is %lld, x has %lld dim%s %s. Use a value in %lld..%lld.",
+             descriptor_label(descriptor), (long long)op->axis, (long long)rank, plural(rank), tensor_dims_text(op->x),
              (long long)-rank, (long long)rank - 1);
     if (op->is_transposed && rank < 2)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: transpose exchanges the last two dims, but x has dims %s. Leave it false.",

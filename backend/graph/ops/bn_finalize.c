@@ -79,7 +79,7 @@ static weftStatus_t check_sources(const struct bn_finalize_op *op) {
     bool updates = (op->in_running_mean && op->out_mean) || (op->in_running_var && op->out_var);
     if (is_training(op) && updates && !op->momentum)
         FAIL(WEFT_STATUS_BAD_PARAM,
-             "%s: running statistics are updated by a factor, which was not set. Set momentum to a scalar tensor.",
+             "%s: momentum is required to update running statistics, and was not set. Set it to a scalar tensor.",
              label);
     return WEFT_STATUS_SUCCESS;
 }

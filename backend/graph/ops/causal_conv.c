@@ -77,10 +77,10 @@ static weftStatus_t check_inputs(const struct causal_conv_op *op) {
     TRY(check_rank(descriptor, "weight", op->weight, 2, 2));
     if (op->weight->dims.at[0] != op->x->dims.at[CAUSAL_CHANNEL])
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: x is %s, of %lld channels, weight is %s. Give it one filter [D, K] per channel; [K, D] in memory is "
+             "%s: x is %s, of %lld channel%s, weight is %s. Give it one filter [D, K] per channel; [K, D] in memory is "
              "[D, K] with strides [1, D].",
              descriptor_label(descriptor), tensor_dims_text(op->x), (long long)op->x->dims.at[CAUSAL_CHANNEL],
-             tensor_dims_text(op->weight));
+             plural(op->x->dims.at[CAUSAL_CHANNEL]), tensor_dims_text(op->weight));
     if (causal_conv_taps(op) == 0)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH, "%s: weight is %s, without taps. Give filters at least one tap.",
              descriptor_label(descriptor), tensor_dims_text(op->weight));

@@ -40,11 +40,11 @@ static weftStatus_t check_inputs(const struct concat_op *op) {
     /* Checked against the first input's rank before the axis is used. */
     if (op->axis < -rank || op->axis >= rank)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "%s: axis is %lld, the inputs have %lld dims. Name one of -%lld..%lld.", label, (long long)op->axis,
-             (long long)rank, (long long)rank, (long long)rank - 1);
+             "%s: axis is %lld, the inputs have %lld dim%s. Use a value in -%lld..%lld.", label, (long long)op->axis,
+             (long long)rank, plural(rank), (long long)rank, (long long)rank - 1);
     if (op->inplace_index >= op->inputs.count)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "%s: in_place_index is %lld, there are %lld inputs. Name one of 0..%lld, or leave it unset.", label,
+             "%s: in_place_index is %lld, there are %lld inputs. Use a value in 0..%lld, or leave it unset.", label,
              (long long)op->inplace_index, (long long)op->inputs.count, (long long)op->inputs.count - 1);
     /* Comparing each input with the first one is sufficient. */
     for (int64_t k = 1; k < op->inputs.count; k++) {

@@ -248,9 +248,10 @@ static weftStatus_t check_ranks(const struct conv_op *op) {
     for (int i = 0; i < 3; i++)
         if (tensors[i]->dims.count && tensors[i]->dims.count != rank)
             FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-                 "%s: %s has %lld dims %s, %s has %lld dims %s. Give all tensors the same rank.",
-                 descriptor_label(&op->base), keys[i], (long long)tensors[i]->dims.count, tensor_dims_text(tensors[i]),
-                 known == op->x ? names.x : names.y, (long long)rank, tensor_dims_text(known));
+                 "%s: %s has %lld dim%s %s, %s has %lld dim%s %s. Give all tensors the same rank.",
+                 descriptor_label(&op->base), keys[i], (long long)tensors[i]->dims.count,
+                 plural(tensors[i]->dims.count), tensor_dims_text(tensors[i]), known == op->x ? names.x : names.y,
+                 (long long)rank, plural(rank), tensor_dims_text(known));
     /* A filter without taps has no span, and its output would be larger than the image. */
     for (int i = first_of(op); op->w->dims.count && i < rank; i++)
         if (op->w->dims.at[i] < 1)
@@ -383,9 +384,9 @@ static weftStatus_t check_extent(const struct conv_op *op, int dim) {
         FAIL(
             WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
             "%s: spatial dimension %d: the filter does not fit: it spans dilation %lld * (%s %lld - 1) + 1 = %lld, the "
-            "padded image has %s %lld + pre %lld + post %lld = %lld elements. Pad more, or use a smaller filter.",
+            "padded image has %s %lld + pre %lld + post %lld = %lld element%s. Pad more, or use a smaller filter.",
             descriptor_label(&op->base), i, (long long)axis.dilation, names.w, (long long)w, (long long)span, names.x,
-            (long long)x, (long long)axis.pre, (long long)axis.post, (long long)padded);
+            (long long)x, (long long)axis.pre, (long long)axis.post, (long long)padded, plural(padded));
     if (y != output_extent(axis, x, w))
         return refuse_extent(op, i, axis, x, w, y);
     return WEFT_STATUS_SUCCESS;

@@ -59,9 +59,9 @@ static weftStatus_t check_inputs(const struct matmul_op *op) {
     TRY(check_rank(&op->base, "A", a, 2, WEFT_DIM_MAX));
     if (b->dims.count != rank)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: A has %lld dims %s, B has %lld dims %s. Give both the same rank, with extents of 1 in front.",
-             descriptor_label(&op->base), (long long)rank, tensor_dims_text(a), (long long)b->dims.count,
-             tensor_dims_text(b));
+             "%s: A has %lld dim%s %s, B has %lld dim%s %s. Give both the same rank, with extents of 1 in front.",
+             descriptor_label(&op->base), (long long)rank, plural(rank), tensor_dims_text(a), (long long)b->dims.count,
+             plural(b->dims.count), tensor_dims_text(b));
     int64_t k = a->dims.at[rank - 1], other = b->dims.at[rank - 2];
     /* A common cause is a B stored as [N, K]: the message says how to fix it. */
     if (k != other)

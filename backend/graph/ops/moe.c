@@ -49,10 +49,12 @@ static weftStatus_t check_offset_count(const struct descriptor *op, const char *
                                        const struct tensor *offsets) {
     int64_t experts = weight->dims.at[0], left_out = moe_left_out(offsets, experts);
     if (left_out != 0 && left_out != 1)
-        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: %s is %s, of %lld experts, first_token_offset is %s. Give it one offset per expert, or leave out the "
-             "first.",
-             descriptor_label(op), key, tensor_dims_text(weight), (long long)experts, tensor_dims_text(offsets));
+        FAIL(
+            WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+            "%s: %s is %s, of %lld expert%s, first_token_offset is %s. Give it one offset per expert, or leave out the "
+            "first.",
+            descriptor_label(op), key, tensor_dims_text(weight), (long long)experts, plural(experts),
+            tensor_dims_text(offsets));
     return WEFT_STATUS_SUCCESS;
 }
 

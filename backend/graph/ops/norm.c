@@ -167,7 +167,7 @@ static bool spans(const struct evidence *of, int64_t dim) {
         return dim != 1;
     if (!is_layer_norm(of->mode))
         return dim >= 2;
-    /* Ada's scale has an extent along the batch, which it does not normalise. */
+    /* The scale of ADA_LAYER_NORM extends along the batch, but the batch is not normalised. */
     if (of->mode == WEFT_ADA_LAYER_NORM && dim == 0)
         return false;
     if (of->affine.tensor)
@@ -189,16 +189,16 @@ static struct norm_shape shape_of(const struct evidence *of) {
             shape.statistics.at[i] = 1;
             shape.row *= x->at[i];
         }
-        /* Layer norms have a scale per position in the row, Ada's also per batch entry; all others have one per
-           channel. */
+        /* The scale of a layer norm has one element per position in the row, that of ADA_LAYER_NORM also per batch
+           entry; all other modes have one per channel. */
         bool affine = is_layer_norm(of->mode) ? shape.over[i] || (of->mode == WEFT_ADA_LAYER_NORM && i == 0) : i == 1;
         if (!affine)
             shape.affine.at[i] = 1;
     }
-    /* The operand that was given decides: Ada's scale may be shared by the whole batch. */
+    /* Use the dims of the given operand, because the scale of ADA_LAYER_NORM may be shared by the whole batch. */
     if (is_layer_norm(of->mode) && of->affine.tensor)
         shape.affine = of->affine.tensor->dims;
-    /* Statistics of groups take the position of channels; a row also includes the channels of its group. */
+    /* In GROUP_NORM, dimension 1 of the statistics counts groups, and a row includes all channels of its group. */
     if (of->mode == WEFT_GROUP_NORM) {
         shape.statistics.at[1] = of->groups;
         shape.group_channels = x->at[1] / of->groups;
@@ -278,8 +278,9 @@ static weftStatus_t check_evidence(const struct descriptor *op, const struct evi
     int64_t channels = x->dims.count > 1 ? x->dims.at[1] : 0;
     if (of->mode == WEFT_GROUP_NORM && (of->groups < 1 || channels % of->groups))
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: mode %s: groups is %lld and x is %s with %lld channels. Set groups to a divisor of the channels.",
-             descriptor_label(op), mode, (long long)of->groups, tensor_dims_text(x), (long long)channels);
+             "%s: mode %s: groups is %lld and x is %s with %lld channel%s. Set groups to a divisor of the channels.",
+             descriptor_label(op), mode, (long long)of->groups, tensor_dims_text(x), (long long)channels,
+             plural(channels));
     if (!layer)
         return WEFT_STATUS_SUCCESS;
     TRY(check_broadcasts(op, of->affine.key, of->affine.tensor, x));
@@ -317,7 +318,7 @@ static weftStatus_t check_forward_rules(const struct norm_forward *op) {
     bool touches_running = op->in_running_mean || op->in_running_var || op->out_mean || op->out_var;
     /* The rules are independent: the user gets the message of the first one that is violated. */
     const struct rule rules[] = {
-        {op->mean && !norm_has_mean(op->mode), "there is no mean, but one is set. Leave mean unset."},
+        {op->mean && !norm_has_mean(op->mode), "the mode has no mean, but mean is set. Leave mean unset."},
         {touches_running && !batch, "running statistics are set, which only BATCH_NORM has. Leave in_running_mean, "
                                     "in_running_var, out_mean and out_var unset."},
         {inference && !given && !running, "inference needs statistics, but they are incomplete. Set mean and "
@@ -328,7 +329,7 @@ static weftStatus_t check_forward_rules(const struct norm_forward *op) {
                                                      "out_var is set. Leave them unset, or set phase TRAINING."},
         {!op->epsilon && !(inference && given), "epsilon is required and was not set. Set it to a scalar tensor."},
         {!inference && !op->momentum && ((op->in_running_mean && op->out_mean) || (op->in_running_var && op->out_var)),
-         "running statistics are updated by a factor, which was not set. Set momentum to a scalar tensor."},
+         "momentum is required to update running statistics, and was not set. Set it to a scalar tensor."},
     };
     return check_rules(&op->base, op->mode, rules, COUNT(rules));
 }
@@ -418,7 +419,7 @@ static weftStatus_t infer_backward(struct descriptor *descriptor) {
     struct evidence evidence = backward_evidence(op);
     TRY(check_evidence(descriptor, &evidence, &op->peer_stats));
     const struct rule rules[] = {
-        {op->mean && !norm_has_mean(op->mode), "there is no mean, but one is set. Leave mean unset."},
+        {op->mean && !norm_has_mean(op->mode), "the mode has no mean, but mean is set. Leave mean unset."},
         /* Both statistics must be given: a recomputed mean would not match a stored deviation exactly, because of its
            rounding. */
         {norm_has_mean(op->mode) && !op->mean != !op->inv_variance,
@@ -486,8 +487,8 @@ static int64_t statistic_index(const struct norm_shape *shape, const int64_t *in
     return dims_index(&shape->statistics, of_group);
 }
 
-/* Computes mean and variance in two passes over x, because squares of deviations do not cancel, unlike x^2 - mean^2.
-   The mean stays 0 in modes without one. Rows without elements have mean and variance 0. */
+/* Computes mean and variance in two passes over x, because mean(x^2) - mean^2 would suffer from cancellation. The mean
+   stays 0 in modes without one. Rows without elements have mean and variance 0. */
 static void take_statistics(const struct norm_shape *shape, bool has_mean, const struct view *x, double *mean,
                             double *variance) {
     /* Arrays of statistics are row-major over shape->statistics. */

@@ -9,18 +9,18 @@
 
 /* Values of the expansion, per row. */
 struct statistics {
-    int mean, variance, inv; /* -1: none */
-    int slip;                /* -1: unknown */
+    int mean, variance, inv; /* -1 if absent */
+    int slip;                /* -1 if unknown */
     bool has_few_bits;
 };
 
 /* True if x is computed unrounded in the same kernel: then a narrow type does not limit the precision of its values. */
-static bool is_made_inside(const struct expansion *e, const struct tensor *tensor) {
-    return e->is_made_inside && e->is_made_inside(e->context, tensor);
+static bool is_computed_inside(const struct expansion *e, const struct tensor *tensor) {
+    return e->is_computed_inside && e->is_computed_inside(e->context, tensor);
 }
 
 static struct statistics no_statistics(const struct expansion *e, const struct tensor *x) {
-    bool has_few_bits = dtype_bytes((weftDataType_t)x->type, 1) <= 2 && !is_made_inside(e, x);
+    bool has_few_bits = dtype_bytes((weftDataType_t)x->type, 1) <= 2 && !is_computed_inside(e, x);
     return (struct statistics){-1, -1, -1, -1, has_few_bits};
 }
 
@@ -79,7 +79,7 @@ static int squares_joined(struct expansion *e, struct statistics *s, int x, int 
 /* An element of x's row to subtract, or -1 if x is not in memory or if a row has several parts. Narrow types need none
    if moments are joined. */
 static int sample_of(struct expansion *e, const struct tensor *x, bool is_needed) {
-    if (!is_needed || is_made_inside(e, x) || x->is_gathered || tensor_elements(x) == 0)
+    if (!is_needed || is_computed_inside(e, x) || x->is_gathered || tensor_elements(x) == 0)
         return -1;
     int sample = expand(e, OPCODE_SAMPLE, -1, -1);
     e->at[sample].tensor = x;

@@ -18,7 +18,7 @@ static double at_least(double x, double least) { return x <= least ? least : x; 
 static double normal_cdf(double x) { return 0.5 * erfc(x * -0.7071067811865476); }
 static double gelu(double x) { return at_least(x, -DBL_MAX) * normal_cdf(x); }
 static double gelu_slope(double x) {
-    double bounded = fabs(x) < 100 ? x : 0; /* the density is 0 beyond */
+    double bounded = fabs(x) < 100 ? x : 0; /* the density is 0 beyond this range */
     return normal_cdf(x) + bounded * 0.3989422804014327 * exp(-0.5 * bounded * bounded);
 }
 
@@ -76,7 +76,7 @@ static int64_t integer_power(int64_t x, int64_t b) {
     MODE(LOGICAL_NOT, !x)                                                                                              \
     MODE(BINARY_SELECT, t ? x : b)                                                                                     \
     MODE(GEN_INDEX, x)
-/* A function for each of them, of x, b and the mask t as 64-bit integers. */
+/* One function per integer mode. x, b and the mask t are 64-bit integers. */
 #define MODE(name, formula)                                                                                            \
     static int64_t integer_##name(int64_t x, int64_t b, int64_t t) {                                                   \
         (void)x, (void)b, (void)t;                                                                                     \
@@ -142,7 +142,7 @@ const char *pointwise_integer_formula(int mode) {
 
 /* ---- The parameter descriptor ------------------------------------------------------------------------------------ */
 
-/* As in cuDNN, the constants of single modes have rows of their own; modes ignore those of other modes. */
+/* As in cuDNN, each constant that only one mode uses has its own row. Other modes ignore it. */
 static const struct row parameter_rows[] = {
     VALUE_ROW(WEFT_TYPE_POINTWISE_MODE, struct pointwise, mode, WEFT_ATTR_POINTWISE_MODE, "mode", .required = true,
               .doc = "the function: weftPointwiseMode_t"),
@@ -215,7 +215,7 @@ static const struct row rows[] = {
               .initial = 1, .doc = "factor on b; 0: a sum does not read b"),
 };
 
-/* Other names under which frontends know a mode. */
+/* Other names that frontends use for a mode. */
 static const struct method methods[] = {
     {"bias", "sum of input and bias : x + b", "mode=ADD", "input:x bias:b", "y"},
     {"scale", "product of input and scale : x * b", "mode=MUL", "input:x scale:b", "y"},
@@ -245,14 +245,14 @@ struct pointwise_parameters pointwise_parameters(const struct pointwise_op *op) 
 }
 
 /* True if a mode maps integers to integers: it is exact for them and neither a quotient nor a power. */
-static bool keeps_integers(int mode) {
+static bool is_integral_mode(int mode) {
     return pointwise_integer_evaluator(mode) && mode != WEFT_POINTWISE_DIV && mode != WEFT_POINTWISE_POW;
 }
 
 /* True if the formula's operands are integers, some of which may be booleans; the mask of a selection does not
    count. */
 static bool has_integers(const struct pointwise_op *op, const struct pointwise_operands *operands) {
-    /* An index is an integer whatever type x has: the output's type decides. */
+    /* An index is an integer regardless of the type of x: only the output's type matters. */
     if (pointwise_find_mode(op->pw->mode)->form == FORM_INDEX)
         return dtype_is_integer((weftDataType_t)operands->out->type);
     weftDataType_t x = (weftDataType_t)operands->x->type, b = operands->b ? (weftDataType_t)operands->b->type : x;
@@ -263,7 +263,7 @@ static bool has_integers(const struct pointwise_op *op, const struct pointwise_o
 weftDataType_t pointwise_math(const struct pointwise_op *op) {
     struct pointwise_operands operands = pointwise_operands(op);
     bool is_set = descriptor_row_is_set(&op->pw->base, WEFT_ATTR_POINTWISE_MATH_PREC);
-    bool is_exact = keeps_integers(op->pw->mode) && has_integers(op, &operands) && op->alpha1 == 1 && op->alpha2 == 1;
+    bool is_exact = is_integral_mode(op->pw->mode) && has_integers(op, &operands) && op->alpha1 == 1 && op->alpha2 == 1;
     return is_set ? (weftDataType_t)op->pw->math : is_exact ? WEFT_DATA_INT64 : WEFT_DATA_FLOAT;
 }
 
@@ -339,8 +339,8 @@ static void infer_strides(struct tensor *out, const struct pointwise_operands *o
     tensor_infer_strides(out, like ? like : operands->x);
 }
 
-/* The strides of the last operand that has the output's dims, gaps included; without one, packed in the order of the
-   first operand. cuDNN's gradients read dy before x. */
+/* The strides of the last operand that has the output's dims, including gaps. If no operand has these dims, the output
+   is packed in the order of the first one. cuDNN's gradients read dy before x. */
 static bool cudnn_strides(const struct descriptor *descriptor, const struct tensor *out, struct dims *strides) {
     const struct pointwise_op *op = (const struct pointwise_op *)descriptor;
     struct pointwise_operands operands = pointwise_operands(op);
@@ -357,7 +357,7 @@ static bool cudnn_strides(const struct descriptor *descriptor, const struct tens
     return true;
 }
 
-/* Promotes the operands' types, but of a scalar only its kind counts: a float32 factor on a bfloat16 tensor gives
+/* Promotes the operands' types. A scalar contributes only its kind: a float32 factor on a bfloat16 tensor gives
    bfloat16. Integers stay integers if the mode is exact for them and neither a quotient nor a power. */
 static weftDataType_t result_type(const struct pointwise_op *op, const struct pointwise_operands *operands,
                                   const struct tensor *out) {
@@ -376,7 +376,7 @@ static weftDataType_t result_type(const struct pointwise_op *op, const struct po
             natural = other;
     }
     /* A quotient of integers is not an integer. */
-    if (!dtype_is_float(natural) && dtype_is_float(math) && !keeps_integers(op->pw->mode))
+    if (!dtype_is_float(natural) && dtype_is_float(math) && !is_integral_mode(op->pw->mode))
         return math;
     return tensor_result_type(out, natural, math);
 }
@@ -446,9 +446,9 @@ static weftStatus_t check(const struct descriptor *descriptor) {
             TRY(check_broadcasts(descriptor, k == 1 && op->dy ? "dy" : keys[k], inputs[k], operands.out));
     bool indexes = pointwise_find_mode(op->pw->mode)->form == FORM_INDEX;
     if (indexes && (op->pw->axis < 0 || op->pw->axis >= op->y->dims.count))
-        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: axis is %lld, y has %lld dims. Name one of 0..%lld.",
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: axis is %lld, y has %lld dim%s. Use a value in 0..%lld.",
              descriptor_label(descriptor), (long long)op->pw->axis, (long long)op->y->dims.count,
-             (long long)op->y->dims.count - 1);
+             plural(op->y->dims.count), (long long)op->y->dims.count - 1);
     /* The user may have set an integer type, which not every mode supports. */
     weftDataType_t math = pointwise_math(op);
     if (!dtype_is_float(math) && !pointwise_integer_evaluator(op->pw->mode))

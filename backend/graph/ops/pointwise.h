@@ -48,9 +48,9 @@ extern const struct schema pointwise_schema;
 
 /* The row of a mode, or NULL. */
 const struct pointwise_mode *pointwise_find_mode(int mode);
-/* The same formula over integers, or NULL if the mode has no exact integer meaning. */
+/* Evaluates the mode's formula on integers; NULL if the mode has no exact integer meaning. */
 int64_t (*pointwise_integer_evaluator(int mode))(int64_t x, int64_t b, int64_t t);
-/* The text of that formula, or NULL. */
+/* The source text of the integer formula, or NULL. */
 const char *pointwise_integer_formula(int mode);
 int pointwise_mode_count(void);
 const struct pointwise_mode *pointwise_mode_at(int i);

@@ -6,7 +6,7 @@
 #include <math.h>
 
 #define C(literal) ((double)(literal))
-/* GRADIENT_BY rows name a backward mode, which has a function already: they define none here. */
+/* GRADIENT_BY rows need no function here, because the backward mode that they name has one. */
 #define GRADIENT_BY(name, backward)
 #define GRADIENT(name, of_x, of_b)                                                                                     \
     static double name##_x(double x, double b, double t, double y, double dy) {                                        \

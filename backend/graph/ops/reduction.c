@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* reduction: y[i] = op over the group of x that belongs to i. In each dimension y has the extent of x (kept), 1
-   (reduced) or a divisor (groups of adjacent elements are reduced to one). NaN propagates through every operator. No
-   elements give the operator's identity: 0 for ADD, AMAX and the norms, 1 for the products, +inf for MIN, -inf for MAX,
-   NaN for AVG; integer types saturate these, and NaN is 0. An integer compute type calculates exactly in 64 bits,
-   wrapping around, with AVG and NORM2 rounded towards 0. Softmax and norms have operations of their own: they read rows
-   more than once. */
+   (reduced) or a divisor (groups of adjacent elements are reduced to one). NaN propagates through every operator.
+   Reducing no elements gives the operator's identity: 0 for ADD, AMAX and the norms, 1 for the products, +inf for MIN,
+   -inf for MAX, NaN for AVG; in integer types infinities saturate and NaN becomes 0. An integer compute type calculates
+   exactly in 64 bits, wrapping around, with AVG and NORM2 rounded towards 0. Softmax and norms are separate operations,
+   because they read rows more than once. */
 #include "graph/ops/reduction.h"
 #include "graph/expansion.h"
 
@@ -100,8 +100,8 @@ static weftStatus_t named_dims(const struct reduction_op *op, bool named[WEFT_DI
         int64_t dim = op->dims.at[i] < 0 ? op->dims.at[i] + rank : op->dims.at[i];
         if (dim < 0 || dim >= rank)
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-                 "%s: attribute dims is %s, but x has %lld dims %s. Name dimensions of -%lld..%lld.",
-                 descriptor_label(&op->base), numbers_text(op->dims.at, op->dims.count), (long long)rank,
+                 "%s: attribute dims is %s, but x has %lld dim%s %s. Use dimensions in -%lld..%lld.",
+                 descriptor_label(&op->base), numbers_text(op->dims.at, op->dims.count), (long long)rank, plural(rank),
                  tensor_dims_text(op->x), (long long)rank, (long long)rank - 1);
         if (named[dim])
             FAIL(WEFT_STATUS_BAD_PARAM, "%s: attribute dims is %s, which names dimension %lld twice. Name each once.",
@@ -176,7 +176,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
 
 /* ---- The reference ----------------------------------------------------------------------------------------------- */
 
-/* The result for no elements, and the initial value of the accumulation; the mean of nothing is NaN. */
+/* The result for no elements, and the initial value of the accumulation; the mean of no elements is NaN. */
 static double identity_of(int mode) {
     switch (mode) {
     case WEFT_REDUCE_TENSOR_MUL:
@@ -214,7 +214,7 @@ static double combine(int mode, double so_far, double x) {
     }
 }
 
-/* Converts the total of `count` elements to the result: 0 / 0, the mean of nothing, is NaN. */
+/* Converts the total of `count` elements to the result: 0 / 0, the mean of no elements, is NaN. */
 static double finish(int mode, double total, int64_t count) {
     return mode == WEFT_REDUCE_TENSOR_AVG     ? total / (double)count
            : mode == WEFT_REDUCE_TENSOR_NORM2 ? sqrt(total)
@@ -263,7 +263,8 @@ static int64_t integer_root(int64_t x) {
     return (int64_t)root;
 }
 
-/* The mean is rounded towards 0; the mean of nothing is 0, and so is the root of a sum that wrapped around below 0. */
+/* The mean is rounded towards 0. The mean of no elements is 0, and so is the root of a sum that wrapped around below
+   0. */
 static int64_t integer_finish(int mode, int64_t total, int64_t count) {
     if (mode == WEFT_REDUCE_TENSOR_AVG)
         return count ? total / count : 0;
@@ -283,7 +284,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     for (int i = 0; i < x.rank; i++)
         group[i] = reduction_group(op, i);
     for (bool more = index_begin(index, y.rank, y.dims); more; more = index_next(index, y.rank, y.dims)) {
-        /* Both totals are accumulated and one is used: exact integer, or double. */
+        /* Accumulates an exact integer and a double; only one of them is used. */
         double total = identity_of(mode);
         int64_t integer_total = integer_identity(mode), count = 0;
         /* `member` iterates over the group of the element of y. */
@@ -342,7 +343,7 @@ static enum opcode combination_of(int32_t mode) {
     }
 }
 
-/* The function of the total. The mean of no integers is 0, and so is AMAX of nothing. */
+/* The function of the total. The mean of no integers is 0, and so is the AMAX of no elements. */
 static int expand_end(struct expansion *e, int32_t mode, int total) {
     /* COUNT is at least 1, so that no integer is divided by 0; LENGTH may be 0, which makes the mean NaN. */
     bool is_exact = e->math == WEFT_DATA_INT64;
@@ -360,7 +361,7 @@ static int expand_end(struct expansion *e, int32_t mode, int total) {
     }
 }
 
-/* As many rows along each dimension as y has elements there. */
+/* Along each dimension, the number of rows is the extent of y. */
 static weftStatus_t expand_reduction(const struct descriptor *descriptor, struct expansion *e) {
     const struct reduction_op *op = (const struct reduction_op *)descriptor;
     int32_t mode = op->parameters->mode;

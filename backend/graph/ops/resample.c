@@ -17,7 +17,7 @@ enum { SPATIAL_MAX = 3, PADDING_BY_MODE = -1 };
 /* Windows are whole elements; the other two modes interpolate between adjacent elements and support fractions. */
 static bool is_pool(int mode) { return mode != WEFT_RESAMPLE_NEAREST && mode != WEFT_RESAMPLE_BILINEAR; }
 
-/* As users write it, for messages. */
+/* The mode's name in the API, for messages. */
 static const char *mode_name(int mode) {
     static const char *const names[] = {[WEFT_RESAMPLE_NEAREST] = "NEAREST",
                                         [WEFT_RESAMPLE_BILINEAR] = "BILINEAR",
@@ -67,8 +67,9 @@ static weftStatus_t check_count(struct resample *p, const char *key, int64_t cou
         p->spatial = count;
     if (count && count != p->spatial)
         FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-             "%s: %s has %lld numbers, expected %lld. Give one per spatial dimension (1 to 3), or none.",
-             descriptor_label(&p->base), key, (long long)count, (long long)(p->spatial ? p->spatial : SPATIAL_MAX));
+             "%s: %s has %lld number%s, expected %lld. Give one per spatial dimension (1 to 3), or none.",
+             descriptor_label(&p->base), key, (long long)count, plural(count),
+             (long long)(p->spatial ? p->spatial : SPATIAL_MAX));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -104,7 +105,8 @@ static weftStatus_t check_dilation(struct resample *p) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Lists must have the same length, pools a window and a stride, and the padding must suit the mode. */
+/* All lists must have the same length, pooling requires a window and a stride, and the padding mode must be legal for
+   the mode. */
 static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
     struct resample *p = (struct resample *)descriptor;
     TRY(check_list(p, "window", &p->window, 1));
@@ -387,12 +389,12 @@ static weftStatus_t check_extent(const struct resample_op *op, int i) {
     /* For pools the denominator is 1: lengths are whole elements. */
     int64_t padded = x + axis.pre + axis.post;
     if (padded < span_of(&axis) && x > 0)
-        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: spatial dimension %d: the window spans dilation %lld * (window %lld - 1) + 1 = %lld elements, but %s "
-             "%lld + pre %lld + post %lld = %lld. Pad more, or use a smaller window or dilation.",
-             descriptor_label(&op->base), i, (long long)axis.dilation, (long long)axis.window,
-             (long long)span_of(&axis), wide, (long long)x, (long long)axis.pre, (long long)axis.post,
-             (long long)padded);
+        FAIL(
+            WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+            "%s: spatial dimension %d: the window spans dilation %lld * (window %lld - 1) + 1 = %lld element%s, but %s "
+            "%lld + pre %lld + post %lld = %lld. Pad more, or use a smaller window or dilation.",
+            descriptor_label(&op->base), i, (long long)axis.dilation, (long long)axis.window, (long long)span_of(&axis),
+            plural(span_of(&axis)), wide, (long long)x, (long long)axis.pre, (long long)axis.post, (long long)padded);
     if (y != output_extent(&axis, x))
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
              "%s: spatial dimension %d: %s has %lld, expected 1 + (%s %lld + pre %lld + post %lld - dilation %lld * "
@@ -573,8 +575,8 @@ static double load_tap(const struct resample_geometry *g, const struct image *im
     return view_load(image->view, index);
 }
 
-/* True if a value replaces the current maximum: the first one of equal values wins. NaN either wins, the last one as in
-   PyTorch, or loses. */
+/* True if a value replaces the current maximum: the first one of equal values wins. With propagates_nan, a NaN replaces
+   it, so the last NaN wins as in PyTorch; otherwise NaNs are ignored. */
 static bool beats(const struct resample_geometry *g, double value, double best) {
     if (isnan(value))
         return g->propagates_nan;
@@ -614,7 +616,7 @@ static double sum_of_weights(const struct resample_geometry *g, const int64_t *p
     return sum;
 }
 
-/* Every mode except MAXPOOL. Taps of weight 0 are not read, and the mean of nothing is 0. */
+/* Every mode except MAXPOOL. Taps of weight 0 are not read, and the mean of no elements is 0. */
 static double weigh(const struct resample_geometry *g, const struct image *image, const int64_t *position) {
     int64_t number[SPATIAL_MAX];
     double sum = 0;
@@ -687,7 +689,7 @@ static void return_weighted(const struct plane *plane, const int64_t *position, 
     int64_t number[SPATIAL_MAX];
     for (bool more = index_begin(number, SPATIAL_MAX, g->taps); more; more = index_next(number, SPATIAL_MAX, g->taps)) {
         struct tap tap = find_tap(g, position, number);
-        /* The share of taps in the padding is lost: they have no element. */
+        /* Taps in the padding have no element, so their gradient is dropped. */
         if (tap.inside && tap.weight != 0)
             *plane_at(plane, tap.at) += tap.weight / whole * dy;
     }

@@ -42,15 +42,15 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     int64_t from = tensor_elements(op->x), to = tensor_elements(op->y);
     if (op->mode == WEFT_RESHAPE_LOGICAL && from != to)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: x %s has %lld elements, y %s has %lld. Give y dims with the same product.",
-             descriptor_label(descriptor), tensor_dims_text(op->x), (long long)from, tensor_dims_text(op->y),
-             (long long)to);
+             "%s: x %s has %lld element%s, y %s has %lld. Give y dims with the same product.",
+             descriptor_label(descriptor), tensor_dims_text(op->x), (long long)from, plural(from),
+             tensor_dims_text(op->y), (long long)to);
     /* Elements after the end of the storage would belong to another tensor. */
     if (op->mode == WEFT_RESHAPE_VIEW_ONLY && span(op->y) > span(op->x))
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "%s: a view of x's storage of %lld elements (dims %s, strides %s) cannot reach element %lld, as y with "
+             "%s: a view of x's storage of %lld element%s (dims %s, strides %s) cannot reach element %lld, as y with "
              "dims %s and strides %s does. Give y smaller dims or strides, or use mode LOGICAL.",
-             descriptor_label(descriptor), (long long)span(op->x), tensor_dims_text(op->x),
+             descriptor_label(descriptor), (long long)span(op->x), plural(span(op->x)), tensor_dims_text(op->x),
              numbers_text(op->x->strides.at, op->x->strides.count), (long long)span(op->y) - 1, tensor_dims_text(op->y),
              numbers_text(op->y->strides.at, op->y->strides.count));
     return WEFT_STATUS_SUCCESS;

@@ -60,7 +60,7 @@ int score_modifier_source(const struct score_modifier *m, int64_t i) {
 }
 
 /* A constant of -inf: selecting it removes the score from the softmax, regardless of any shift. */
-static bool is_hiding(const struct tensor *tensor) {
+static bool is_minus_infinity(const struct tensor *tensor) {
     return tensor->is_constant && dtype_load((weftDataType_t)tensor->type, tensor->constant, 0) == -INFINITY;
 }
 
@@ -75,7 +75,8 @@ static bool keeps_shift(const struct pointwise_op *op, bool of_x, bool of_b) {
         return of_x && !of_b && op->alpha1 == 1;
     /* Either side may be -inf, which hides the score. */
     case WEFT_POINTWISE_BINARY_SELECT:
-        return (of_x ? op->alpha1 == 1 : is_hiding(op->x)) && (of_b ? op->alpha2 == 1 : is_hiding(op->b));
+        return (of_x ? op->alpha1 == 1 : is_minus_infinity(op->x)) &&
+               (of_b ? op->alpha2 == 1 : is_minus_infinity(op->b));
     default:
         return false;
     }
@@ -204,7 +205,7 @@ static weftStatus_t check_derivatives(const struct score_modifier *m, const stru
     return WEFT_STATUS_SUCCESS;
 }
 
-/* An earlier finalize that failed may have listed them already. */
+/* Releases the operands that an earlier, failed finalize may have listed. */
 static void drop_operands(struct score_modifier *m) {
     for (int64_t i = 0; i < m->operands.count; i++)
         descriptor_release(m->operands.descriptors[i]);
@@ -331,7 +332,7 @@ void score_modifier_copy(struct score_modifier *target, const struct score_modif
 /* ---- The reference ----------------------------------------------------------------------------------------------- */
 
 /* Rounds a number to a tensor's type. FLOAT keeps all digits, because the tensor may never be stored. */
-static double as_stored(const struct tensor *tensor, double number) {
+static double round_as_stored(const struct tensor *tensor, double number) {
     unsigned char element[16];
     if (tensor->type == WEFT_DATA_FLOAT)
         return number;
@@ -372,7 +373,7 @@ static void evaluate_all(const struct score_modifier *m, const struct bindings *
     for (int n = 0; n < m->graph->node_count; n++) {
         const struct tensor *out = pointwise_operands(node_op(m, n)).out;
         if (needed[value_of(m, out)])
-            values[value_of(m, out)] = as_stored(out, evaluate(m, node_op(m, n), index, values));
+            values[value_of(m, out)] = round_as_stored(out, evaluate(m, node_op(m, n), index, values));
     }
 }
 

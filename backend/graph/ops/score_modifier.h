@@ -15,13 +15,12 @@ struct score_modifier {
     int64_t gradient_input_uid, gradient_output_uid;
     struct list operands;      /* operands that it reads, other than the score and its gradient */
     struct list gradient_uids; /* operands whose gradients are requested */
-    struct list gradients;     /* and these */
+    struct list gradients;     /* the requested gradients, in the same order */
     /* Indices of values in the graph, or -1. */
     int input, output, gradient_input, gradient_output;
 };
 
-/* Looks up the values, lists the operands, and rejects graphs that scores cannot be passed through. `names`: the
-   attributes. */
+/* Looks up the values, lists the operands, and rejects graphs that cannot modify scores. `names`: the attributes. */
 weftStatus_t score_modifier_resolve(struct score_modifier *modifier, struct descriptor *op,
                                     weftBackendAttributeName_t input_name, weftBackendAttributeName_t output_name,
                                     weftBackendAttributeName_t gradient_input_name,

@@ -32,9 +32,9 @@ static weftStatus_t check_counts(const struct slice_op *op) {
     bool fits = op->start.count == rank && op->limit.count == rank && (op->steps.count == rank || op->steps.count == 0);
     if (!fits)
         FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-             "%s: x has %lld dims %s; start is %s, limit %s, steps %s. Give one of each per dimension (steps may be "
+             "%s: x has %lld dim%s %s; start is %s, limit %s, steps %s. Give one of each per dimension (steps may be "
              "unset).",
-             descriptor_label(&op->base), (long long)rank, tensor_dims_text(op->x),
+             descriptor_label(&op->base), (long long)rank, plural(rank), tensor_dims_text(op->x),
              numbers_text(op->start.at, op->start.count), numbers_text(op->limit.at, op->limit.count),
              numbers_text(op->steps.at, op->steps.count));
     return WEFT_STATUS_SUCCESS;
@@ -50,10 +50,10 @@ static weftStatus_t infer(struct descriptor *descriptor) {
         int64_t start = op->start.at[i], limit = op->limit.at[i], extent = op->x->dims.at[i];
         if (start < 0 || limit < start || limit > extent)
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-                 "%s: dimension %lld: start is %lld and limit %lld, x has %lld elements there (dims %s). Keep 0 <= "
+                 "%s: dimension %lld: start is %lld and limit %lld, x has %lld element%s there (dims %s). Keep 0 <= "
                  "start <= limit <= extent.",
                  descriptor_label(descriptor), (long long)i, (long long)start, (long long)limit, (long long)extent,
-                 tensor_dims_text(op->x));
+                 plural(extent), tensor_dims_text(op->x));
         /* Rounds up without adding the step, which may be as large as INT64_MAX. */
         dims.at[i] = limit == start ? 0 : (limit - start - 1) / slice_step(op, i) + 1;
     }

@@ -54,8 +54,8 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     int64_t rank = op->x->dims.count;
     /* Checked before softmax_axis, which assumes a legal axis. */
     if (op->axis < -rank || op->axis >= rank)
-        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: axis is %lld, x has %lld dims %s. Name one of %lld..%lld.",
-             descriptor_label(descriptor), (long long)op->axis, (long long)rank, tensor_dims_text(op->x),
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: axis is %lld, x has %lld dim%s %s. Use a value in %lld..%lld.",
+             descriptor_label(descriptor), (long long)op->axis, (long long)rank, plural(rank), tensor_dims_text(op->x),
              (long long)-rank, (long long)rank - 1);
     struct dims dims = statistic_dims(op);
     struct tensor *statistics[] = {op->stats, op->max, op->sum_exp};
@@ -81,7 +81,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return check_dims(descriptor, "sum_exp", op->sum_exp, row.dims.count, row.dims.at);
 }
 
-/* NaN wins, as either operand. */
+/* The larger number; NaN if either operand is NaN. */
 static double larger(double a, double b) { return a >= b || isnan(a) ? a : b; }
 
 /* exp(score - max), without NaN from infinities. */

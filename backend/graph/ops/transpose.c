@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transpose: dimension i of y is dimension permutation[i] of x. If y is an output of the graph and has no strides of
    its own, it is packed in row-major order, as are outputs computed from it: the elements move, unless the planner
-   stores x in y's memory (`fit`). An intermediate y keeps the layout of x, as a view (`look`). A result of another data
-   type is converted. */
+   stores x in y's memory (`operand_layout`). An intermediate y is a view with the layout of x (`result_layout`). A
+   result of another data type is converted. */
 #include "graph/ops/transpose.h"
 #include "graph/ops/move.h"
 
@@ -59,9 +59,9 @@ static weftStatus_t infer(struct descriptor *descriptor) {
         dims.at[i] = op->x->dims.at[from];
     }
     if (!fits)
-        FAIL(WEFT_STATUS_BAD_PARAM, "%s: permutation is %s, x has %lld dims %s. Name each of 0..%lld once.",
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: permutation is %s, x has %lld dim%s %s. List each of 0..%lld once.",
              descriptor_label(descriptor), numbers_text(op->permutation.at, op->permutation.count), (long long)rank,
-             tensor_dims_text(op->x), (long long)rank - 1);
+             plural(rank), tensor_dims_text(op->x), (long long)rank - 1);
     tensor_infer_dims(op->y, dims.count, dims.at);
     /* Unset strides of graph outputs are set to row-major by the check of outputs. */
     if (op->y->is_virtual && op->x->vector_count == 1)

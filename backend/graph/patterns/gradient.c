@@ -379,7 +379,7 @@ static weftStatus_t find_dv(struct gradient *g) {
 
 /* If the graph computes O from the same weights, one step computes O and the gradients. The sums of dO o must use this
    O. */
-static weftStatus_t find_made_o(struct gradient *g) {
+static weftStatus_t find_computed_o(struct gradient *g) {
     struct attention_pattern *s = g->s;
     struct pattern_view v;
     const struct matmul_op *op = (const struct matmul_op *)pattern_op(s, g->of_weights.rows);
@@ -404,7 +404,7 @@ static weftStatus_t find_made_o(struct gradient *g) {
 
 /* Finds a stored O through the sums of dO o. Without a stored O, a separate forward pass recomputes it. That is
    possible only if it also computes the statistics, because with given statistics the weights would differ. */
-static weftStatus_t find_given_o(struct gradient *g) {
+static weftStatus_t find_stored_o(struct gradient *g) {
     struct attention_pattern *s = g->s;
     if (!g->o)
         return s->given_stats
@@ -638,7 +638,7 @@ static weftStatus_t find_products_and_scores(struct gradient *g) {
     TRY(follow_readers(&g->of_ds, s, g->ds, NULL, false, FOLLOW_DEPTH));
     TRY(gather_other_inputs(s, first));
     TRY(find_dv(g));
-    TRY(g->of_weights.rows >= 0 ? find_made_o(g) : find_given_o(g));
+    TRY(g->of_weights.rows >= 0 ? find_computed_o(g) : find_stored_o(g));
     pattern_split_scores(s);
     TRY(find_d_modified(g));
     TRY(find_operand_gradients(g));

@@ -21,8 +21,8 @@ weftStatus_t pattern_check_weights(const struct attention_pattern *s, const stru
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Follows a mask of ones and zeros, times a number, to the generator that draws it. *growth receives the number.
-   Returns NULL if no generator draws the mask; the caller then restores s->count, to drop nodes that were added. */
+/* Follows a mask of ones and zeros, times a number, to the generator that draws it. *scale receives the number. Returns
+   NULL if no generator draws the mask; the caller then restores s->count, to drop nodes that were added. */
 static const struct rng_op *find_dropout(struct attention_pattern *s, const struct tensor *mask,
                                          double *dropout_scale) {
     double number;
@@ -47,7 +47,7 @@ static const struct tensor *find_mask(struct attention_pattern *s, const struct 
     return pattern_producer(s, mask) < 0 && !mask->is_by_value && !mask->is_constant ? mask : NULL;
 }
 
-/* The same for a mask that no generator of the graph draws. */
+/* Matches dropout by a mask that is not drawn by a generator of the graph. */
 static bool drops_by_mask(struct attention_pattern *s, const struct pointwise_op *op, const struct tensor **weights,
                           double *dropout_scale) {
     const struct tensor *sides[] = {op->x, op->b};
@@ -101,9 +101,10 @@ static weftStatus_t check_mask(struct attention_pattern *s, int node, double dro
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The generator must be Bernoulli's and have the dims of the scores, so that generator and attention draw the same
-   number for each score, and kept weights must be scaled by 1 / (1 - p). The generator's probability is that of a one,
-   attention's that of a zero: in double precision both must yield the same threshold on random words. */
+/* The generator must have a Bernoulli distribution and the dims of the scores, so that generator and attention draw the
+   same number for each score, and the remaining weights must be scaled by 1 / (1 - p). The generator's probability is
+   that of keeping a weight, attention's that of dropping it: in double precision both must yield the same threshold on
+   random words. */
 weftStatus_t pattern_check_dropout(struct attention_pattern *s, int node, double dropout_scale) {
     static const double CLOSE = 1e-6; /* frameworks round 1 / (1 - p) to FLOAT */
     if (s->drop_mask)

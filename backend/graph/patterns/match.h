@@ -30,7 +30,7 @@ bool pattern_contains(const struct attention_pattern *s, int node);
 weftStatus_t pattern_add(struct attention_pattern *s, int node);
 void pattern_remove(struct attention_pattern *s, int index);
 void pattern_sort(struct attention_pattern *s);
-/* Return NOT_SUPPORTED with the name of a node or tensor, followed by `what`. */
+/* Return NOT_SUPPORTED with the name of a node or tensor, followed by `reason`. */
 weftStatus_t pattern_decline(const struct attention_pattern *s, int node, const char *reason);
 weftStatus_t pattern_decline_tensor(const struct tensor *tensor, const char *reason);
 /* True if `reader` is the only consumer of a virtual tensor. */
@@ -71,7 +71,7 @@ void pattern_swap_last(struct pattern_view *view);
 weftStatus_t pattern_match_softmax(struct attention_pattern *s, int node);
 /* The reduction of rows of x that computes a tensor, or NULL if another operation does. */
 const struct reduction_op *pattern_reduced_by(const struct attention_pattern *s, const struct tensor *tensor, int mode);
-/* True if an operation drops some of the weights. Sets `weights` to the tensor before dropout and multiplies *growth by
+/* True if an operation drops some of the weights. Sets `weights` to the tensor before dropout and multiplies *scale by
    the scale factor of dropout. */
 bool pattern_match_dropout(struct attention_pattern *s, const struct pointwise_op *op, const struct tensor **weights,
                            double *dropout_scale);

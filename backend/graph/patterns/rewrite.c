@@ -256,7 +256,7 @@ static weftStatus_t write_factor(struct writer *w, struct tensor **y, struct ten
     struct pointwise *parameters;
     TRY(arena_alloc(w->arena, &op, sizeof *op));
     TRY(arena_alloc(w->arena, &parameters, sizeof *parameters));
-    /* Built by hand and never finalized: only the fields that engines read are filled in. */
+    /* Filled in directly and never finalized: only the fields that engines read are set. */
     parameters->base.schema = &pointwise_schema;
     parameters->mode = WEFT_POINTWISE_IDENTITY;
     parameters->math = (int32_t)w->s->math;
@@ -329,7 +329,7 @@ static weftStatus_t write_node(struct graph *graph, struct descriptor *op, struc
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Readers are listed in the order of nodes, one entry per operand, like in graphs of users. */
+/* Readers are listed in the order of nodes, one entry per operand, as in user-defined graphs. */
 static void list_readers(struct graph *graph, int v, int *readers) {
     struct value *value = &graph->values[v];
     value->read_by = readers;

@@ -268,8 +268,8 @@ static bool bounds_leave_keys(const struct attention_pattern *s) {
 }
 
 /* Attention's own masks hide scores by -inf. A finite number instead gives equal weights to a row that is hidden
-   completely, so no such row may exist. Works on s itself and restores it on failure, because keep_where may have added
-   half of a mask. */
+   completely, so no such row may exist. Works on s itself and restores it on failure, because match_mask may have added
+   only a part of the mask. */
 static bool peel_mask(struct attention_pattern *s, const struct tensor *mask, bool keeps_true, double hidden) {
     struct attention_pattern saved = *s;
     bool matches = hidden <= HIDDEN_MOST && match_mask(s, mask, keeps_true, FORMULA_DEPTH);

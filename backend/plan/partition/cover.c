@@ -104,8 +104,8 @@ static weftStatus_t start_part(struct partitioning *p, int f, int seed) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Family by family, then node by node: a family starts regions at all nodes before the next one is asked. Nodes that
-   remain unassigned are served by no family of the engine. */
+/* Family by family, then node by node: a family starts regions at all nodes before the next one is considered. Nodes
+   that remain unassigned are served by no family of the engine. */
 static weftStatus_t cover_nodes(struct partitioning *p) {
     for (int f = 0; p->engine->families[f]; f++)
         for (int n = 0; n < p->graph->node_count; n++)

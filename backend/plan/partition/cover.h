@@ -25,7 +25,7 @@ struct partitioning {
     const struct device *device;
     const struct knob_choices *knobs;
     int64_t scratch_limit;         /* per part; INT64_MAX: none */
-    const struct family *excluded; /* a family that is not asked; NULL: all are */
+    const struct family *excluded; /* a family that is not considered; NULL: all are */
     struct arena *arena;
     int *owner; /* per node: its part, or one of the values above */
     struct part *parts;

@@ -67,7 +67,7 @@ def _cudnn(given: argparse.Namespace) -> int:
     elif given.program:
         dropin.run(given.program)
     else:
-        print("cudnn run: no program. Give the path of one, or -m and a module.", file=sys.stderr)
+        print("cudnn run: no program was given. Give its path, or -m and a module.", file=sys.stderr)
         return 2
     return 0
 

@@ -220,7 +220,7 @@ def train(epochs: int = EPOCHS) -> tuple[Training, dict[str, list[float]]]:
     batches, logits = len(images) // BATCH, np.empty((len(held_images), 10), np.float32)
     weights: dict[str, Any] = {name: training.memory[name] for name in SHAPES}
     print(
-        f"   {len(images)} images to learn from, {len(held_images)} held out; {training.count} "
+        f"   {len(images)} training images, {len(held_images)} held out; {training.count} "
         f"parameters; {epochs} epochs of {batches} batches of {BATCH}"
     )
     curves: dict[str, list[float]] = {"loss": [], "accuracy": []}
@@ -323,7 +323,7 @@ def draw(out: Path, graphs: Mapping[str, weft.Graph], curves: Mapping[str, list[
         Panel("loss", {"training": curves["loss"]}),
         Panel("accuracy", {"held out": curves["accuracy"]}, is_percent=True),
     ]
-    chart("Handwritten digits, learnt with Weft", panels, path=out / "training.svg")
+    chart("Handwritten digits, learned with Weft", panels, path=out / "training.svg")
     return [out / f"{name}.svg" for name in [*graphs, "training"]]
 
 

@@ -317,7 +317,7 @@ def report(found: dict[str, Any]) -> str:
     lines = [f"{name:<13} {value}" for name, value in rows]
     for problem in found["problems"]:
         lines += ["", f"PROBLEM       {problem['what']}", f"repair        {problem['repair']}"]
-    lines += [""] if found["problems"] else ["", "All is well."]
+    lines += [""] if found["problems"] else ["", "No problems found."]
     return "\n".join(lines).rstrip()
 
 

@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from weft.arguments import counted
+
 INSTALL = "python -m pip install {upgrade}'weft[cu{major}]'"
 NVIDIA = "0x10de"
 
@@ -133,7 +135,7 @@ def rows(machine: Found) -> Iterator[tuple[str, str]]:
     driver = machine["driver"]
     if driver["version"]:
         kernel = driver_version()
-        yield "driver", f"{kernel + ', ' if kernel else ''}speaks CUDA {driver['version']}"
+        yield "driver", f"{kernel + ', ' if kernel else ''}supports CUDA {driver['version']}"
     elif machine["hardware"]:
         yield "driver", f"none in use: {driver['problem']}"
     else:
@@ -155,7 +157,7 @@ def device_text(device: Found) -> str:
     """A device in one line: its chip, memory and multiprocessors, or its threads."""
     called = f"{device['kind']}:{device['ordinal']} {device.get('name', '')}"
     if device["kind"] == "cpu":
-        return f"{called}, {device['threads']} threads"
+        return f"{called}, {counted(device['threads'], 'thread')}"
     memory = f"{device['memory_bytes'] / 2**30:.0f} GiB" if "memory_bytes" in device else ""
     details = [device.get("arch", ""), memory, f"{device.get('multiprocessors', '?')} multiprocessors"]
     return ", ".join([called, *filter(None, details)])

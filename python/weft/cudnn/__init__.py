@@ -63,7 +63,7 @@ from weft.errors import WeftError
 
 tensor = Tensor
 globals().update(absent.FUNCTIONS)
-__getattr__ = absent.attribute_of("cudnn", absent.READY_MADE)
+__getattr__ = absent.attribute_of("cudnn", absent.INDIVIDUAL_KERNELS)
 
 __all__ = [
     "FRONTEND_KNOB_TYPE_BASE",

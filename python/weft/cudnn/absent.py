@@ -30,7 +30,7 @@ def _refusing(name: str, module: str = "cudnn") -> Any:
 
 FUNCTIONS = {name: _refusing(name) for name in NAMES}
 
-_READY_MADE = """
+_INDIVIDUAL_KERNELS = """
     AlignedHCABackward BSA BlockScaledTensor CSA CSACompressorBackward CSACompressorForward
     CausalConv3dWithCacheSm100 CompactGqaBackward Conv3dBiasResidualPadSm100 Conv3dRawSm100
     Conv3dRmsNormSiluPadSm100 Conv3dRmsNormSiluSm100 DSA DiscreteGroupedGemmDswigluSm100
@@ -75,7 +75,7 @@ _READY_MADE = """
     rope_qdq_inplace sdpa_torch tail_rope triangle_attention triangle_multiplicative_update
     vision_rope_backward_wrapper
 """
-READY_MADE = tuple(_READY_MADE.split())
+INDIVIDUAL_KERNELS = tuple(_INDIVIDUAL_KERNELS.split())
 """Kernels that cuDNN's package loads on demand. They are not part of the graph API."""
 
 

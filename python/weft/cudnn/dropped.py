@@ -1,6 +1,7 @@
 """Dropout of attention by a floating-point mask, expressed as two attentions without dropout: Hopper's
-kernels add a bias fast, but support only boolean dropout masks. Multiplying a weight by a mask is the same as
-adding the logarithm of the mask to the score; only the denominator differs, and is corrected for each row."""
+kernels support a bias at little cost, but only boolean dropout masks. Multiplying a weight by a mask is the
+same as adding the logarithm of the mask to the score; only the denominator differs, and is corrected for each
+row."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
+from weft.arguments import counted
 from weft.errors import BadParameterError
 from weft.graphs import Graph
 from weft.tensor import Tensor
@@ -67,6 +69,6 @@ def _check(where: str, dropout: tuple[Any, ...], count: int) -> None:
     words = ("mask", "scale", "1 / scale")[:count]
     if len(dropout) != count or not all(isinstance(each, Tensor) for each in dropout):
         raise BadParameterError(
-            f"{where}: dropout is {len(dropout)} values that begin with a mask. Give tensors: "
+            f"{where}: dropout is {counted(len(dropout), 'value')} starting with a mask. Give tensors: "
             f"{', '.join(words)}."
         )

@@ -9,6 +9,7 @@ from typing import Any
 from weft import buffers
 from weft import enums as weft_enums
 from weft import tensor as weft_tensor
+from weft.arguments import counted
 from weft.backend import Handle
 from weft.cudnn import enums
 from weft.cudnn.grouped import check_scales
@@ -491,6 +492,7 @@ def _pack(tensor_dict: Any, tensor_uids: Sequence[int] | None) -> Mapping[Any, A
         return pack
     if len(tensor_uids) != len(tensor_dict):
         raise BadParameterError(
-            f"execute: {len(tensor_dict)} buffers and {len(tensor_uids)} tensor_uids. Give a uid for each."
+            f"execute: {counted(len(tensor_dict), 'buffer')} and {counted(len(tensor_uids), 'uid')}. "
+            "Give a uid for each."
         )
     return dict(zip(tensor_uids, tensor_dict, strict=True))

@@ -188,7 +188,7 @@ def bind(method: str, row: Row, arguments: Sequence[Any], named: dict[str, Any])
             bound["norm_forward_phase"] = phase
     order = [key for key in row.positional if key != "norm_forward_phase" or key not in bound]
     if len(rest) > len(order):
-        raise TypeError(f"{method}() takes {len(row.positional)} arguments by position: {row.positional}")
+        raise TypeError(f"{method}() takes {len(row.positional)} positional arguments: {row.positional}")
     by_position = dict(zip(order, rest, strict=False))
     twice = sorted(by_position.keys() & bound.keys())
     if twice:
@@ -202,7 +202,7 @@ def bind(method: str, row: Row, arguments: Sequence[Any], named: dict[str, Any])
     needed |= {key for key, default in row.attributes.items() if default is REQUIRED}
     missing = [key for key in needed if bound.get(key) is None]
     if missing:
-        raise TypeError(f"{method}() lacks {', '.join(sorted(missing))}")
+        raise TypeError(f"{method}() is missing {', '.join(sorted(missing))}")
     return {key: default for key, default in row.attributes.items() if default is not REQUIRED} | bound
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from weft.arguments import counted
 from weft.errors import UnavailableError
 
 TAPS_MOST = {"causal_conv1d": 256, "causal_conv1d_nwh": 128, "b2b_causal_conv1d": 32}
@@ -32,7 +33,7 @@ def _check(name: str, x: Any, weight: Any, bias: Any, activation: str, taps: int
         )
     if not 2 <= taps <= TAPS_MOST[name]:
         raise ValueError(
-            f"cudnn.ops.{name}: the filter has {taps} taps, expected 2 to {TAPS_MOST[name]}. "
+            f"cudnn.ops.{name}: the filter has {counted(taps, 'tap')}, expected 2 to {TAPS_MOST[name]}. "
             "torch.ops.weft.causal_conv1d takes others."
         )
 

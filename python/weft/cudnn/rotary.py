@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from weft.arguments import counted
 from weft.cudnn.grouped import known_dims
 from weft.enums import data_type
 from weft.errors import BadParameterError
@@ -62,7 +63,8 @@ def _rotated(
     first = extent - (extent if rope_dim is None else rope_dim)
     if (extent - first) % 2 or not 0 <= first < extent:
         raise BadParameterError(
-            f"rope '{name}': rope_dim is {rope_dim}, heads have {extent} elements. Give an even number."
+            f"rope '{name}': rope_dim is {rope_dim}, heads have {counted(extent, 'element')}. "
+            "Give an even number."
         )
 
     def cut(start: int, stop: int) -> Tensor:

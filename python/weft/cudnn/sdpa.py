@@ -292,7 +292,7 @@ def _known(method: str, where: str, values: Mapping[str, Any]) -> tuple[dict[str
 def _bind(method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     order = ARGUMENTS[method]
     if len(arguments) > len(order):
-        raise TypeError(f"{method}() takes {len(order)} arguments by position, {len(arguments)} were given")
+        raise TypeError(f"{method}() takes {len(order)} positional arguments, {len(arguments)} were given")
     bound = dict(zip(order, arguments, strict=False))
     for key, value in named.items():
         if key not in (*order, *EXTRA.get(method, ())):
@@ -302,7 +302,7 @@ def _bind(method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> di
         bound[key] = value if value is not None else bound.get(key)
     missing = [key for key in order[: REQUIRED[method]] if bound.get(key) is None]
     if missing:
-        raise TypeError(f"{method}() lacks {', '.join(missing)}")
+        raise TypeError(f"{method}() is missing {', '.join(missing)}")
     return bound
 
 

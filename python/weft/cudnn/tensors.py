@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from weft import dtypes, tensor
+from weft.arguments import counted
 from weft.cudnn import enums
 from weft.errors import BadParameterError
 
@@ -164,8 +165,8 @@ class Tensor(tensor.Tensor):
         """Checks that dims, strides and type are consistent."""
         if self._dims and self._strides and len(self._dims) != len(self._strides):
             raise BadParameterError(
-                f"{self.label}: {len(self._dims)} dims {list(self._dims)} and {len(self._strides)} strides "
-                f"{list(self._strides)}. Give a stride per dimension."
+                f"{self.label}: {counted(len(self._dims), 'dim')} {list(self._dims)} and "
+                f"{counted(len(self._strides), 'stride')} {list(self._strides)}. Give a stride per dimension."
             )
         if self._data_type is not None:
             dtypes.of(self._data_type)

@@ -8,7 +8,7 @@ FRONTEND = "1.32.0"
 """The release of cuDNN's Python frontend whose names are implemented."""
 
 _DEFAULT = 92800
-_BYTE_BOOLEANS = 92500  # since this version BOOLEAN is a byte per element, before it was a bit
+_BYTE_BOOLEANS = 92500  # since this version BOOLEAN is a byte per element; earlier it was a bit
 _version = _DEFAULT
 
 

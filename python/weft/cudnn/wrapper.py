@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 
+from weft.arguments import counted
 from weft.backend import Handle
 from weft.cudnn.enums import heur_mode
 from weft.cudnn.graphs import pygraph
@@ -51,7 +52,7 @@ class Graph(pygraph):
         if not self._allocates and workspace is None and self._plan is not None and self.plan.workspace_size:
             raise BadParameterError(
                 f"{self._label}: it was created with workspace_alloc=False and needs "
-                f"{self.plan.workspace_size} bytes of workspace. Give workspace=."
+                f"{counted(self.plan.workspace_size, 'byte')} of workspace. Give workspace=."
             )
         returned = super().__call__(*arrays, handle=handle, workspace=workspace, **named)
         results = tuple(map(_as_torch, returned if isinstance(returned, tuple) else (returned,)))

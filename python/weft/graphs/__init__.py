@@ -1,5 +1,5 @@
 """Graphs in layers, one class each: RecordedGraph has tensors and operations, PlannedGraph turns them into
-plans, ExecutableGraph runs the plans, and Graph adds drawings, text and saving."""
+plans, ExecutableGraph runs the plans, and Graph adds diagrams, text and saving."""
 
 from weft.graphs.graph import Graph
 

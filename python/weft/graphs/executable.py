@@ -9,6 +9,7 @@ from typing import Any
 from weft_cffi._weft import ffi
 
 from weft import backend, enums
+from weft.arguments import counted
 from weft.backend import Descriptor, Handle
 from weft.enums import build_plan_policy
 from weft.errors import BadParameterError, NotSupportedError, WeftError
@@ -249,8 +250,8 @@ class ExecutableGraph(PlannedGraph):
         uids = self._get_variant_pack_uids_sorted()
         if len(ptrs) != len(uids):
             raise BadParameterError(
-                f"{self._label}: {len(ptrs)} addresses, it takes {len(uids)}. Give one for each uid of "
-                f"{', '.join(map(str, uids))}, in this order."
+                f"{self._label}: {counted(len(ptrs), 'address', 'addresses')}, expected {len(uids)}. "
+                f"Give one for each uid of {', '.join(map(str, uids))}, in this order."
             )
         bound = set()
         for uid, address in zip(uids, ptrs, strict=True):

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from weft import dtypes
+from weft.arguments import counted
 from weft.backend import Descriptor, Handle
 from weft.devices import DeviceProperties, KernelCache
 from weft.enums import attribute_name, descriptor_type, heur_mode
@@ -84,7 +85,7 @@ class Graph(ExecutableGraph):
         super().__init__(name, io_data_type, intermediate_data_type, compute_data_type)
         if not isinstance(handle, Handle) and handle not in (None, "auto"):
             raise BadParameterError(
-                f"{self._label}: handle is {handle!r}. Give what create_handle() returns, or None."
+                f"{self._label}: handle is {handle!r}. Give the result of create_handle(), or None."
             )
         self._handle = handle if isinstance(handle, Handle) else None
         self._sm_count = sm_count
@@ -138,7 +139,9 @@ class Graph(ExecutableGraph):
         state = "built" if self._plan is not None else "validated" if self.is_validated else "not built"
         called = f"'{self.name}': " if self.name else ""
         counts = {"op": len(self._operations), "input": len(inputs), "output": len(outputs)}
-        return f"Graph({called}{', '.join(_count(number, what) for what, number in counts.items())}, {state})"
+        return (
+            f"Graph({called}{', '.join(counted(number, what) for what, number in counts.items())}, {state})"
+        )
 
     # ---- Saving ----
 
@@ -212,7 +215,3 @@ class Graph(ExecutableGraph):
     ) -> None:
         if kind is None and self._plan is None:
             self.build()
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft import arguments, buffers, enums
+from weft.arguments import counted
 from weft.backend import Descriptor, Handle
 from weft.devices import DeviceProperties, KernelCache, default_handle, device_of
 from weft.enums import attribute_name, build_plan_policy, descriptor_type, heur_mode
@@ -176,7 +177,11 @@ class PlannedGraph(RecordedGraph):
         limit = self._workspace_limit
         self._workspace_limit = workspace if limit is None else min(limit, workspace)
         return self._filter(
-            lambda c: f"its workspace of {c.workspace_size} bytes" if c.workspace_size > workspace else ""
+            lambda c: (
+                f"its workspace of {counted(c.workspace_size, 'byte')}"
+                if c.workspace_size > workspace
+                else ""
+            )
         )
 
     def _filter(self, refuse: Callable[[Candidate], str]) -> Self:
@@ -385,9 +390,9 @@ class PlannedGraph(RecordedGraph):
 
 def shape_overrides(uids: Sequence[int], shapes: Any, strides: Any) -> Overrides:
     """The shape overrides of execute as integers; strides are contiguous if not given."""
-    dims = [arguments.wholes(shape, "execute: override shape") for shape in shapes or ()]
+    dims = [arguments.integers(shape, "execute: override shape") for shape in shapes or ()]
     if strides:
-        steps = [arguments.wholes(stride, "execute: override strides") for stride in strides]
+        steps = [arguments.integers(stride, "execute: override strides") for stride in strides]
     else:
         steps = [buffers.packed_strides(shape) for shape in dims]
-    return arguments.wholes(uids, "execute: override_uids"), dims, steps
+    return arguments.integers(uids, "execute: override_uids"), dims, steps

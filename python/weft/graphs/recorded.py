@@ -88,7 +88,7 @@ class RecordedGraph(CompositeOps):
         tensor._is_virtual = is_virtual
         tensor.set_is_pass_by_value(is_pass_by_value).set_reordering_type(reordering_type)
         tensor.set_ragged_offset(ragged_offset)
-        if uid is not None and arguments.whole(uid, f"{tensor.label}: uid") >= 0:
+        if uid is not None and arguments.integer(uid, f"{tensor.label}: uid") >= 0:
             tensor.set_uid(uid)
         return tensor
 
@@ -145,7 +145,7 @@ class RecordedGraph(CompositeOps):
         tensor.value = value
         if dtypes.fitting_bytes(kind, value) is None:
             raise BadParameterError(
-                f"tensor_scalar: the value is {value!r}, which {dtypes.of(kind).name} does not hold. Give "
+                f"tensor_scalar: the value is {value!r}, which {dtypes.of(kind).name} cannot represent. Give "
                 "another data_type."
             )
         if enums.scalar_type(scalar_type) is enums.scalar_type.COMPILE_TIME_CONST:
@@ -172,7 +172,7 @@ class RecordedGraph(CompositeOps):
         if isinstance(value, Tensor):
             if value.graph is not self:
                 raise BadParameterError(
-                    f"{operation}: {key}, {value!r}, belongs to another graph. Make it with this graph's "
+                    f"{operation}: {key}, {value!r}, belongs to another graph. Create it with this graph's "
                     "tensor()."
                 )
             return value
@@ -305,8 +305,8 @@ class RecordedGraph(CompositeOps):
             if not isinstance(tensor, Tensor) or tensor.graph is not self:
                 hook = "score_mod_bprop" if "gradient" in key else "score_mod"
                 raise BadParameterError(
-                    f"{where}: {hook} returned {arguments.shown(tensor)}. Return the tensor that its last "
-                    "operation makes."
+                    f"{where}: {hook} returned {arguments.formatted(tensor)}. Return the result of its "
+                    "last operation."
                 )
         if not nested.operations and not gradients and nested.ends["subgraph_output_uid"] is scores:
             return {}
@@ -405,7 +405,7 @@ class RecordedGraph(CompositeOps):
         for tensor in self._tensors:
             if tensor._output and tensor.producer is None and not tensor.is_written:
                 raise BadParameterError(
-                    f"{tensor.label}: set_output(True) was called, but it is an input: no operation makes "
+                    f"{tensor.label}: set_output(True) was called, but it is an input: no operation computes "
                     "it. Call it on the result of an operation."
                 )
         if not any(tensor._output for tensor in self._tensors):

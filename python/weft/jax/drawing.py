@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft import buffers, dtypes
+from weft.arguments import counted
 from weft.backend import Handle
 from weft.devices import DeviceProperties, compile_for, default_handle
 from weft.enums import data_type, device_kind, numerical_note, scalar_type
@@ -128,7 +129,7 @@ class Drawing:
         if math.prod(shape) != math.prod(form.shape):
             raise BadParameterError(
                 f"weft.{self.graph.name}: the shape of argument {i} does not fit: expected {list(shape)} "
-                f"({math.prod(shape)} elements), got {form}. Check the shapes of the arrays."
+                f"({counted(math.prod(shape), 'element')}), got {form}. Check the shapes of the arrays."
             )
         tensor = self.graph.tensor(shape, stride=steps, data_type=form.dtype)
         self.ends.append((tensor, i))

@@ -22,7 +22,7 @@ from weft.jax.calls import resized, vary_like, vary_together
 Arrays = tuple[Any, ...]
 """The arrays of a call; None in the place of an optional one that was not given."""
 Wanted = tuple[bool, ...]
-"""Which of the arrays need a gradient."""
+"""For each array, whether it needs a gradient."""
 
 
 class Function(ABC):
@@ -94,7 +94,7 @@ class Function(ABC):
 
 
 def _strong(x: Any) -> Any:
-    """Converts to an array that is not weakly typed, unlike one from a Python number."""
+    """Converts a value to a strongly typed array. Arrays made from Python numbers are weakly typed."""
     return jax.lax.convert_element_type(x, x.dtype) if x.weak_type else x
 
 

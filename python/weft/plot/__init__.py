@@ -1,4 +1,4 @@
-"""Drawings as SVG: diagrams of graphs and plans, and line charts."""
+"""SVG output: diagrams of graphs and plans, and line charts."""
 
 from weft.plot.diagram import plot
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft import backend, dtypes
+from weft.arguments import counted
 from weft.errors import BadParameterError
 from weft.explain import amount, short_name
 from weft.lowering import Nested
@@ -113,7 +114,7 @@ def picture_of_graph(graph: Graph) -> Picture:
         plan = None
     title = graph.name or "graph"
     if plan is None:
-        note = f"{len(ops)} operation{'' if len(ops) == 1 else 's'}, not built"
+        note = f"{counted(len(ops), 'operation')}, not built"
         return Picture(title, note, values, ops, [Region([i]) for i in range(len(ops))])
     by_uid = {tensor.uid: i for tensor, i in keys.items()}
     maker = {key: i for i, op in enumerate(ops) for key in op.outputs}
@@ -174,7 +175,7 @@ def _plan_note(report: Mapping[str, Any]) -> str:
     steps = len(report["steps"])
     return (
         f"{report['engine']} on {report['device']['kind']}:{report['device']['ordinal']} · "
-        f"{steps} step{'' if steps == 1 else 's'} · {amount(report['seconds'], 's')} predicted"
+        f"{counted(steps, 'step')} · {amount(report['seconds'], 's')} predicted"
     )
 
 

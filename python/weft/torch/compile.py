@@ -116,7 +116,7 @@ def _covered(module: torch.fx.GraphModule, cover: Cover) -> tuple[torch.fx.Graph
 def _is_left(node: torch.fx.Node) -> bool:
     """True if torch computes the node and its results are tensors, not views."""
     is_view = node.target in VIEW_OPS or node.target in GETITEM_OPS
-    is_torchs = node.op == "call_function" and not isinstance(node.target, inductor.Standing)
+    is_torchs = node.op == "call_function" and not isinstance(node.target, inductor.RegionFunction)
     return is_torchs and not is_view and bool(_tensors_of(node.meta.get("val")))
 
 
@@ -135,7 +135,7 @@ def _compiled(
             compiled = inductor.compile(covered, given, how["mode"])
         except Exception as refusal:  # Inductor may raise anything
             words = textwrap.shorten(str(refusal), 300, placeholder=" ...")
-            cover.apart.append(f"{type(refusal).__name__}: {words}")
+            cover.eager_reasons.append(f"{type(refusal).__name__}: {words}")
         else:
             cover.compiled += 1
             return compiled

@@ -108,9 +108,9 @@ class Enabled:
             return _counted(native, self._counts, (name, str(error)))
 
         if isinstance(operator, StandIn):
-            call = operator.standing_for(slow, left, _server(name, operator.serve, native, self._counts))
+            call = operator.wrap(slow, left, _server(name, operator.serve, native, self._counts))
         else:
-            call = operator.standing_for(slow, left, operator.check)
+            call = operator.wrap(slow, left, operator.check)
             self._servers.append((name, call))
         if operator.twin is torch.ops.aten.convolution.default:
             call = _unless_traced(call, native)
@@ -119,8 +119,8 @@ class Enabled:
             self._library.impl(operator.twin, call, key, allow_override=True)
 
     def report(self) -> Report:
-        """Counts, for each torch operator, the calls that Weft served and those that it did not, by reason.
-        As text the report is one line."""
+        """Returns, for each torch operator, the number of calls that Weft served, and of those that it did
+        not, by reason. str() of the report is one line."""
         counts = self._counts.copy()
         if calls.FUNCTIONS:
             for name, call in self._servers:
@@ -203,7 +203,7 @@ _PARTS = dict.fromkeys(("linear", "linear_backward"), ("mm", "addmm", "bmm"))
 
 def _refuse_name(name: str) -> None:
     if name not in OPERATORS:
-        raise ValueError(f"enable: unknown operator {name!r}. Use some of {', '.join(OPERATORS)}.")
+        raise ValueError(f"enable: unknown operator {name!r}. Use names from {', '.join(OPERATORS)}.")
     forward = OPERATORS[name.removesuffix("_backward")]
     replaces = forward.places or forward.stand_ins or name in _PARTS
     if not replaces:

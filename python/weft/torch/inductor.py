@@ -21,7 +21,7 @@ from weft.torch.regions import Region
 # ---- A region as a function and as an operator ----
 
 
-class Standing:
+class RegionFunction:
     """A region as a function that a graph calls."""
 
     __name__ = "region"  # torch.fx writes this name into generated code
@@ -30,7 +30,7 @@ class Standing:
     def __init__(self, region: Region) -> None:
         self.region, self.number = region, next(self._made)
         self._call = region.quick()
-        _STANDING[self.number] = self
+        _REGIONS[self.number] = self
 
     def __call__(self, *arguments: Any) -> Any:
         """Runs the region. Returns one tensor or a tuple."""
@@ -45,7 +45,7 @@ class Standing:
         return results[0] if len(results) == 1 else results
 
 
-_STANDING: weakref.WeakValueDictionary[int, Standing] = weakref.WeakValueDictionary()
+_REGIONS: weakref.WeakValueDictionary[int, RegionFunction] = weakref.WeakValueDictionary()
 """Regions by number, for as long as a graph calls them."""
 
 
@@ -55,13 +55,13 @@ def _arguments(region: Region, tensors: Sequence[Any], numbers: Sequence[Any]) -
 
 
 def _compute(tensors: Sequence[Any], numbers: Sequence[Any], which: int) -> Sequence[Any]:
-    stands = _STANDING[which]
+    stands = _REGIONS[which]
     results = stands(*_arguments(stands.region, tensors, numbers))
     return results if isinstance(results, (tuple, list)) else (results,)
 
 
 def _expected(tensors: Sequence[Any], numbers: Sequence[Any], which: int) -> Sequence[Any]:
-    region = _STANDING[which].region
+    region = _REGIONS[which].region
     results = region.expected(*_arguments(region, tensors, numbers))
     if any(each is None for each in results):
         raise NotSupportedError("a result of a region is not a tensor.")
@@ -85,7 +85,7 @@ torch.library.register_fake("weft::region", _expected, lib=_library)
 
 class _AsOperators(torch.fx.Interpreter):  # type: ignore[misc]
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if isinstance(target, Standing):
+        if isinstance(target, RegionFunction):
             return target.as_operator(args)
         return super().call_function(target, args, kwargs)
 
@@ -96,7 +96,7 @@ class _Compiled:
     def __init__(self, code: Callable[[list[Any]], Any], module: torch.fx.GraphModule) -> None:
         self._code = code
         self._boxed_call = True  # torch then passes a list, which this function empties
-        self._called = [each.target for each in module.graph.nodes if isinstance(each.target, Standing)]
+        self._called = [each.target for each in module.graph.nodes if isinstance(each.target, RegionFunction)]
 
     def __call__(self, arguments: list[Any]) -> Any:
         return self._code(arguments)

@@ -144,7 +144,7 @@ class Operator:
         self.transformed: Any = None
         """The operator as a torch.autograd.Function that torch.func can transform; None if it has no
         gradient."""
-        self.call: Callable[..., Any] = self.standing_for(self)
+        self.call: Callable[..., Any] = self.wrap(self)
         """Calls the operator, in libweft_torch if possible."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -165,7 +165,7 @@ class Operator:
         if not self.name.endswith("_backward") and (reason := mixed_types(self.name, arguments)):
             raise NotSupportedError(reason)
 
-    def standing_for(
+    def wrap(
         self, slow: Callable[..., Any], left: Left = _no_other, check: Callable[..., None] | None = None
     ) -> Callable[..., Any]:
         """Returns a function to call instead of `slow`: it runs the plan in libweft_torch if possible, and
@@ -274,9 +274,7 @@ class StandIn:
         if self._check is not None:
             self._check(*arguments, **named)
 
-    def standing_for(
-        self, slow: Callable[..., Any], left: Left, checked: Callable[..., Any]
-    ) -> Callable[..., Any]:
+    def wrap(self, slow: Callable[..., Any], left: Left, checked: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function to call instead of `slow`: it checks each kind of arguments once, and then calls
         `checked`, which does not check them. left: called if Weft refuses the arguments."""
 

@@ -9,7 +9,7 @@ import torch
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from weft.torch.inductor import Standing
+from weft.torch.inductor import RegionFunction
 from weft.torch.regions import GETITEM_OPS, MOVE_OPS, Cover, Region
 
 
@@ -50,7 +50,7 @@ def _place(node: torch.fx.Node, region: Region) -> None:
     graph = node.graph
     given = [each for each in region.module.graph.nodes if each.op == "placeholder"]
     with graph.inserting_before(node):
-        call = graph.call_function(Standing(region), node.args)
+        call = graph.call_function(RegionFunction(region), node.args)
         several = len(region.bases) != 1
         parts = [graph.call_function(operator.getitem, (call, i)) for i in range(len(region.bases) * several)]
         shown = dict(zip([*given, *region.bases], [*node.args, *(parts or [call])], strict=True))

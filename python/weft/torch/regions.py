@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from weft.arguments import counted
 from weft.buffers import packed_strides
 from weft.devices import default_handle
 from weft.enums import device_kind, reshape_mode
@@ -289,17 +290,20 @@ class Cover:
     """The Weft graphs that were built."""
     compiled: int = 0
     """The number of graphs of which Inductor compiles the remaining operators."""
-    apart: list[str] = field(default_factory=list)
-    """The reasons why the remaining operators of other graphs run one by one."""
+    eager_reasons: list[str] = field(default_factory=list)
+    """Why the remaining operators of the other graphs run one by one."""
 
     def __str__(self) -> str:
         count = sum(len(each.operators()) for each in self.regions)
-        lines = [f"{count} operators in {len(self.regions)} regions, {len(self.graphs)} graphs built"]
+        regions, graphs = counted(len(self.regions), "region"), counted(len(self.graphs), "graph")
+        lines = [f"{counted(count, 'operator')} in {regions}, {graphs} built"]
         lines += [f"  {i}: {', '.join(each.operators())}" for i, each in enumerate(self.regions)]
         lines += [f"torch computes {n} x {name}: {why}" for (name, why), n in sorted(self.left.items())]
         lines += [f"torch computes {', '.join(names)}: {why}" for names, why in self.refused]
-        lines += [f"Inductor compiles the other operators of {self.compiled} graphs"] * bool(self.compiled)
-        lines += [f"torch runs the operators of a graph one by one: {why}" for why in self.apart]
+        lines += [f"Inductor compiles the other operators of {counted(self.compiled, 'graph')}"] * bool(
+            self.compiled
+        )
+        lines += [f"torch runs the operators of a graph one by one: {why}" for why in self.eager_reasons]
         return "\n".join([*lines, *(graph.explain() for graph in self.graphs)])
 
 
@@ -379,7 +383,7 @@ class Region:
                 if names := [name_of(node.target) for node in nodes if _computes(node)]:
                     self._cover.refused.append((names, why))
                     _warn(", ".join(dict.fromkeys(names)), why)
-            return _InParts(self, set().union(*refused.values()), self._cover, arguments)
+            return _SplitRegion(self, set().union(*refused.values()), self._cover, arguments)
 
     def _refused(self, error: WeftError, arguments: Sequence[Any]) -> dict[str, list[torch.fx.Node]]:
         """Returns the nodes that Weft refuses, by reason: those that it refuses when tried separately, else
@@ -476,7 +480,7 @@ def draw_separately(
     return drawing
 
 
-class _InParts:
+class _SplitRegion:
     """A region of which Weft refuses some operators. torch computes these; smaller regions compute the
     others. The results get the strides that the whole region would give them."""
 

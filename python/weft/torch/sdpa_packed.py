@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from weft.arguments import counted
 from weft.enums import diagonal_alignment
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
@@ -81,7 +82,7 @@ class _Tokens:
         if q.ndim != 3 or starts.numel() != starts_k.numel():
             raise NotSupportedError(
                 "sdpa_varlen: expected query [tokens, heads, elements] and cu_seqlens of equal length, "
-                f"got {list(q.shape)}, {starts.numel()} and {starts_k.numel()} elements."
+                f"got {list(q.shape)}, {starts.numel()} and {counted(starts_k.numel(), 'element')}."
             )
         self.queries = _Side(d, starts, longest)
         self.keys = _Side(d, starts_k, longest_k)

@@ -18,7 +18,7 @@ NARROW: dict[str, Sequence[int]]
 NARROW = dict.fromkeys(("conv", "linear", "mm", "bmm", "addmm", "grouped_mm", "sdpa"), ())
 NARROW |= {"quantized_linear": (0, 3)}
 """Operators that compute in the autocast type, as torch's products do, and the positions of the arguments to
-convert; () means all."""
+convert; () means all of them."""
 
 WIDE = {
     "layer_norm", "group_norm", "rms_norm", "softmax", "log_softmax",

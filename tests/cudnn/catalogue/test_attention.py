@@ -362,7 +362,7 @@ def test_what_dropout_by_numbers_needs(place: Any) -> None:
     with pytest.raises(weft.BadParameterError) as refused:
         g.sdpa_backward(x, x, x, x, x, x, dropout=(x, one), name="back")
     assert str(refused.value) == (
-        "sdpa_backward 'back': dropout is 2 values that begin with a mask. Give tensors: mask, scale, "
+        "sdpa_backward 'back': dropout is 2 values starting with a mask. Give tensors: mask, scale, "
         "1 / scale."
     )
 

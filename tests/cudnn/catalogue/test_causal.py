@@ -121,7 +121,7 @@ def test_two_convolutions_with_gates(place: Any) -> None:
             ((1, 2, 3), (2, 1)),
             "silu",
             ValueError,
-            "the filter has 1 taps, expected 2 to 256. torch.ops.weft.causal_conv1d takes others.",
+            "the filter has 1 tap, expected 2 to 256. torch.ops.weft.causal_conv1d takes others.",
         ),
         (
             ((2, 3), (2, 2)),

@@ -48,7 +48,7 @@ struct scores scores_of(const struct attention *a, const struct attention_sizes 
                     .offset = (uint64_t)rng_scalar(bindings, a->dropout_offset, 0),
                     .quads = (uint64_t)divide_up(sizes->keys, 4),
                     .threshold = philox_threshold(1 - a->dropout_probability),
-                    .factor = (float)view_scalar(bindings, a->dropout_scale, attention_growth(a))},
+                    .factor = (float)view_scalar(bindings, a->dropout_scale, attention_keep_scale(a))},
     };
 }
 
@@ -216,9 +216,9 @@ void scores_find_dropout(const struct scores *scores, const struct panel *panel,
         tile_drop(factors, keys, &scores->dropout, panel->line, key);
         return;
     }
-    float growth[PANEL];
+    float scales[PANEL];
     for (int c = 0; c < PANEL; c++)
-        growth[c] = scores->dropout.factor;
+        scales[c] = scores->dropout.factor;
     panel_spread(panel, mask, key, keys, factors);
-    tile_scale(factors, keys, growth);
+    tile_scale(factors, keys, scales);
 }

@@ -61,8 +61,8 @@ static weftStatus_t choose_tile(struct causal *c) {
     while (c->lanes > 1 && TILE / c->lanes < FEW_TAPS * c->taps)
         c->lanes = divide_up(c->lanes, 2);
     if (TILE / c->lanes < FEW_TAPS * c->taps)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its filters have %lld taps, at most %d are supported.",
-             descriptor_label(&c->op->base), (long long)c->taps, TILE / FEW_TAPS);
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its filters have %lld tap%s, at most %d are supported.",
+             descriptor_label(&c->op->base), (long long)c->taps, plural(c->taps), TILE / FEW_TAPS);
     c->blocks = divide_up(c->channels, c->lanes);
     c->length = TILE / c->lanes - 2 * (c->taps - 1);
     c->parts = divide_up(c->steps, c->length);
@@ -328,8 +328,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(analyse(c, &step->region));
     TRY(threads_start());
     step->state = c;
-    return arena_print(arena, &step->detail, "tiles of %lld steps of %lld channel%s", (long long)c->length,
-                       (long long)c->lanes, plural(c->lanes));
+    return arena_print(arena, &step->detail, "tiles of %lld step%s of %lld channel%s", (long long)c->length,
+                       plural(c->length), (long long)c->lanes, plural(c->lanes));
 }
 
 static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {

@@ -125,8 +125,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     all->tasks = divide_up(e->rows, all->task_rows);
     TRY(threads_start());
     step->state = all;
-    return arena_print(arena, &step->detail, "%d operation%s, rows of %lld elements", step->region.count,
-                       plural(step->region.count), (long long)e->columns);
+    return arena_print(arena, &step->detail, "%d operation%s, rows of %lld element%s", step->region.count,
+                       plural(step->region.count), (long long)e->columns, plural(e->columns));
 }
 
 /* State of one execution, on the stack of `run`, which returns after all tasks. */

@@ -186,8 +186,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->workspace_bytes = splits_by_expert(g) ? g->threads * g->thread_bytes : gemm_workspace_max(&most, g->threads);
     TRY(threads_start());
     step->state = g;
-    return arena_print(arena, &step->detail, "%s, a product for each of %lld experts, %d fused operation%s",
-                       g->kernel->name, (long long)g->experts, step->region.count - 1, plural(step->region.count - 1));
+    return arena_print(arena, &step->detail, "%s, a product for each of %lld expert%s, %d fused operation%s",
+                       g->kernel->name, (long long)g->experts, plural(g->experts), step->region.count - 1,
+                       plural(step->region.count - 1));
 }
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */

@@ -34,7 +34,7 @@ static void begin(struct lowering *l, struct rowwise *rows, const struct node *n
     l->rows = rows;
     l->done = l->e.count = 0;
     l->e.method = is_norm(node) ? rows->method : STATISTICS_IN_TURN;
-    l->e.is_made_inside = is_internal;
+    l->e.is_computed_inside = is_internal;
     l->e.context = rows;
 }
 

@@ -514,9 +514,11 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     if (split_of(&d, d.splits) == SPLIT_WORKSPACE)
         TRY(attention_build_merge(&c, d.splits, &state->kernels[state->count++], arena));
     return arena_print(arena, &step->detail,
-                       "%s, %d rows, %d groups of warps with %d slices of %d keys%s, %lld heads, %lld split%s",
-                       c.arithmetic->doc, tile_rows(d.tile), d.tile->key_groups, stages_of(&d, d.tile), KEYS,
-                       d.uses_tma ? " by TMA" : "", (long long)d.heads, (long long)d.splits, plural(d.splits));
+                       "%s, %d row%s, %d group%s of warps with %d slice%s of %d keys%s, %lld head%s, %lld split%s",
+                       c.arithmetic->doc, tile_rows(d.tile), plural(tile_rows(d.tile)), d.tile->key_groups,
+                       plural(d.tile->key_groups), stages_of(&d, d.tile), plural(stages_of(&d, d.tile)), KEYS,
+                       d.uses_tma ? " by TMA" : "", (long long)d.heads, plural(d.heads), (long long)d.splits,
+                       plural(d.splits));
 }
 
 static const struct knob knobs[] = {

@@ -226,7 +226,7 @@ void attention_emit_dropout(struct kernel_source *source, const struct cuda_atte
     attention_emit_scale(source, c, a->dropout_scale, "dropout_scale", "HAS_DROPOUT_SCALE");
     emit_dropout_mask(source, c);
     if (attention_drops(a) && !a->dropout_scale)
-        attention_emit_real(source, attention_growth(a), "keep_scale");
+        attention_emit_real(source, attention_keep_scale(a), "keep_scale");
     if (!attention_draws(a))
         return;
     emit_pointer(source, (weftDataType_t)a->dropout_seed->type, graph_find_value(c->graph, a->dropout_seed), 0,

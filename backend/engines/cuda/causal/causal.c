@@ -419,10 +419,11 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         TRY(add_gradients(step, state, &c, arena));
     else
         TRY(add_forward(state, &c, RESULT_Y, arena));
-    return arena_print(arena, &step->detail, "%lld taps%s, strips of %lld steps%s, %lld elements per access%s; %d %s",
-                       (long long)c.taps, c.is_long ? " in chunks of 8" : " in registers", (long long)c.strip,
-                       c.is_last ? " of adjacent channels" : "", (long long)c.run, c.shifts ? ", shifted" : "",
-                       state->count, state->count == 1 ? "launch" : "launches");
+    return arena_print(arena, &step->detail,
+                       "%lld tap%s%s, strips of %lld step%s%s, %lld element%s per access%s; %d %s", (long long)c.taps,
+                       plural(c.taps), c.is_long ? " in chunks of 8" : " in registers", (long long)c.strip,
+                       plural(c.strip), c.is_last ? " of adjacent channels" : "", (long long)c.run, plural(c.run),
+                       c.shifts ? ", shifted" : "", state->count, state->count == 1 ? "launch" : "launches");
 }
 
 const struct family cuda_causal = {

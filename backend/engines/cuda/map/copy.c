@@ -383,8 +383,8 @@ static weftStatus_t build_join(struct step *step, struct cuda_step *state, const
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = THREADS;
     kernel->is_dependent = device->cuda.major >= 9;
-    return arena_print(arena, &step->detail, "%d tensor%s joined, %lld elements at once", m->count, plural(m->count),
-                       (long long)each);
+    return arena_print(arena, &step->detail, "%d tensor%s joined, %lld element%s at once", m->count, plural(m->count),
+                       (long long)each, plural(each));
 }
 
 /* Packed tensors are joined: copying part by part, short pieces of rows would be short accesses. */

@@ -48,12 +48,13 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     kernel->block = map.tile.is_transpose ? TRANSPOSE_THREADS : MAP_THREADS;
     kernel->is_dependent = device->cuda.major >= 9;
     if (map.tile.is_transpose)
-        return arena_print(arena, &step->detail, "transposes tiles of %lldx%lld, %d dims",
-                           (long long)map.tile.along_axis, (long long)map.tile.along_last, map.space.rank);
+        return arena_print(arena, &step->detail, "transposes tiles of %lldx%lld, %d dim%s",
+                           (long long)map.tile.along_axis, (long long)map.tile.along_last, map.space.rank,
+                           plural(map.space.rank));
     if (is_tiled)
-        return arena_print(arena, &step->detail, "%d operation%s, tiles of %lldx%lld, runs of %d, %d dims",
+        return arena_print(arena, &step->detail, "%d operation%s, tiles of %lldx%lld, runs of %d, %d dim%s",
                            step->region.count, plural(step->region.count), (long long)map.tile.along_axis,
-                           (long long)map.tile.along_last, map.run, map.space.rank);
+                           (long long)map.tile.along_last, map.run, map.space.rank, plural(map.space.rank));
     return arena_print(arena, &step->detail, "%d operation%s, runs of %d, %d dim%s", step->region.count,
                        plural(step->region.count), map.run, map.space.rank, plural(map.space.rank));
 }

@@ -22,7 +22,7 @@ struct lowering {
 
 static bool is_op(const struct node *node, const struct op *op) { return op_of(node->op) == op; }
 
-static bool is_made_inside(const void *context, const struct tensor *tensor) {
+static bool is_computed_inside(const void *context, const struct tensor *tensor) {
     return region_producer(((const struct rows *)context)->region, tensor) != NULL;
 }
 
@@ -31,7 +31,7 @@ static void begin(struct lowering *l, struct rows *rows) {
     l->rows = rows;
     l->done = l->e.count = 0;
     l->e.method = rows->method;
-    l->e.is_made_inside = is_made_inside;
+    l->e.is_computed_inside = is_computed_inside;
     l->e.context = rows;
 }
 

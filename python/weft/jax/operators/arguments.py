@@ -17,7 +17,7 @@ def refuse(where: str, problem: str, expected: str, got: Any, fix: str) -> BadPa
     return BadParameterError(f"{where}: {problem}: expected {expected}, got {got}. {fix}")
 
 
-def shown(x: Any) -> str:
+def formatted(x: Any) -> str:
     """Formats an array's type and shape for messages."""
     return f"{x.dtype}[{','.join(map(str, x.shape))}]"
 

@@ -108,14 +108,14 @@ class _Attention(Function):
         if any(each.ndim != 4 for each in (q, k, v)):
             raise arguments.refuse(
                 self.name, "q, k or v has the wrong number of dimensions",
-                "[batch, sequence, heads, features]", ", ".join(map(arguments.shown, (q, k, v))),
+                "[batch, sequence, heads, features]", ", ".join(map(arguments.formatted, (q, k, v))),
                 "Reshape the arrays.",
             )  # fmt: skip
         batch, length, heads, features = q.shape
         _, keys, groups, _ = k.shape
-        fix = f"q is {arguments.shown(q)}, [batch, queries, heads, features]."
+        fix = f"q is {arguments.formatted(q)}, [batch, queries, heads, features]."
         arguments.check_shape(self.name, "k", k, (batch, keys, groups, features), fix)
-        fix = f"k is {arguments.shown(k)}."
+        fix = f"k is {arguments.formatted(k)}."
         arguments.check_shape(self.name, "v", v, (batch, keys, groups, v.shape[3]), fix)
         if heads and (not groups or heads % groups):
             raise arguments.refuse(

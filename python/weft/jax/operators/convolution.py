@@ -278,14 +278,14 @@ def _check_channels(layouts: tuple[str, str, str], x: Any, w: Any, bias: Any) ->
         raise arguments.refuse(
             "conv", "the channels of x and w do not fit",
             "C to be a multiple of I, and O of the number of groups, C / I",
-            f"C = {channels} (x is {layouts[0]}, {arguments.shown(x)}), I = {filter_channels} and "
-            f"O = {count} (w is {layouts[1]}, {arguments.shown(w)})",
+            f"C = {channels} (x is {layouts[0]}, {arguments.formatted(x)}), I = {filter_channels} and "
+            f"O = {count} (w is {layouts[1]}, {arguments.formatted(w)})",
             "Check dimension_numbers and the shapes.",
         )  # fmt: skip
     taps = [n for letter, n in zip(layouts[1], w.shape, strict=True) if letter not in "OI"]
     if 0 in taps:
         raise arguments.refuse(
-            "conv", "w has no taps", "at least 1 along each spatial dimension", arguments.shown(w),
+            "conv", "w has no taps", "at least 1 along each spatial dimension", arguments.formatted(w),
             "Give filters with elements.",
         )  # fmt: skip
     fix = f"Give one number for each of the {count} filters of w."

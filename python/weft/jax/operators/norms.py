@@ -81,7 +81,7 @@ class _Norm(Function):
             raise arguments.refuse(
                 self.name, "x has no dimensions", "[.., n]", "[]", "Give x at least one dimension."
             )
-        fix = f"Give one number for each element of the last dimension of x, {arguments.shown(x)}."
+        fix = f"Give one number for each element of the last dimension of x, {arguments.formatted(x)}."
         arguments.check_shape(self.name, "scale", scale, x.shape[-1:], fix)
         arguments.check_shape(self.name, "bias", bias, x.shape[-1:], fix)
         return options, (x, scale, bias)

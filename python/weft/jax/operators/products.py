@@ -90,7 +90,8 @@ class _Matmul(Function):
         if problem:
             raise arguments.refuse(
                 self.name, problem, "a: [.., m, k] and b: [.., k, n]",
-                f"a: {arguments.shown(a)} and b: {arguments.shown(b)}", "Reshape or transpose one of them.",
+                f"a: {arguments.formatted(a)} and b: {arguments.formatted(b)}",
+                "Reshape or transpose one of them.",
             )  # fmt: skip
         return None, tuple(arguments.to_common(a, b))
 
@@ -153,11 +154,11 @@ class _Linear(Function):
         if x.ndim < 1 or w.ndim != 2 or x.shape[-1] != w.shape[0]:
             raise arguments.refuse(
                 self.name, "the shapes of x and w do not fit", "x: [.., k] and w: [k, n]",
-                f"x: {arguments.shown(x)} and w: {arguments.shown(w)}",
+                f"x: {arguments.formatted(x)} and w: {arguments.formatted(w)}",
                 "The last dimension of x is the first one of w.",
             )  # fmt: skip
         n = w.shape[1]
-        fix = f"Give one number for each column of w, {arguments.shown(w)}."
+        fix = f"Give one number for each column of w, {arguments.formatted(w)}."
         arguments.check_shape(self.name, "bias", bias, (n,), fix)
         shape = (*x.shape[:-1], n)
         if residual is not None:

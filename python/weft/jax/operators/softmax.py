@@ -47,7 +47,7 @@ class _Softmax(Function):
         if not -x.ndim <= options < x.ndim:
             raise arguments.refuse(
                 self.name, "axis is out of range", f"-{x.ndim} to {x.ndim - 1}", options,
-                f"Give a dimension of x, {arguments.shown(x)}.",
+                f"Give a dimension of x, {arguments.formatted(x)}.",
             )  # fmt: skip
         return options % x.ndim, (x,)
 

@@ -35,13 +35,14 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     /* Adds the parts in a fixed order, so that the result does not depend on which block finished first. */
     if (is_filter(&d))
         TRY(contraction_add_combine(step, &d.c, arena));
-    return arena_print(arena, &step->detail,
-                       "%s%lld taps in registers, strips of %lld, %lld in a block of %lld channel%s, %lld segments of "
-                       "%lld rows, %d part%s, epilogue: %d operation%s",
-                       d.is_mma ? "tensor cores, " : "", (long long)depthwise_taps(&d), (long long)d.strip,
-                       (long long)d.strips, (long long)d.channels, plural(d.channels), (long long)d.segments,
-                       (long long)d.segment_rows, d.c.splits, plural(d.c.splits), d.c.region->count - 1,
-                       plural(d.c.region->count - 1));
+    return arena_print(
+        arena, &step->detail,
+        "%s%lld tap%s in registers, strips of %lld, %lld in a block of %lld channel%s, %lld segment%s of "
+        "%lld row%s, %d part%s, epilogue: %d operation%s",
+        d.is_mma ? "tensor cores, " : "", (long long)depthwise_taps(&d), plural(depthwise_taps(&d)), (long long)d.strip,
+        (long long)d.strips, (long long)d.channels, plural(d.channels), (long long)d.segments, plural(d.segments),
+        (long long)d.segment_rows, plural(d.segment_rows), d.c.splits, plural(d.c.splits), d.c.region->count - 1,
+        plural(d.c.region->count - 1));
 }
 
 const struct family cuda_depthwise = {

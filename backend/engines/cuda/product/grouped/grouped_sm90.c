@@ -372,9 +372,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         step->workspace_bytes = grouped_list_bytes(&p.g) + round_up(p.g.copies, 64);
     }
     TRY(build_product(&state->kernels[state->count++], &p, device, arena));
-    return arena_print(arena, &step->detail, "wgmma, tiles of %dx%d%s, %d stages, clusters of %d, %lld experts%s%s",
+    return arena_print(arena, &step->detail, "wgmma, tiles of %dx%d%s, %d stages, clusters of %d, %lld expert%s%s%s",
                        p.h.tile->rows, p.h.tile->columns, tile_is_pingpong(p.h.tile) ? " in ping-pong" : "", p.h.stages,
-                       p.h.tile->cluster, (long long)p.g.experts, p.is_staged ? ", staged" : "",
+                       p.h.tile->cluster, (long long)p.g.experts, plural(p.g.experts), p.is_staged ? ", staged" : "",
                        p.g.copies ? ", rows gathered first" : "");
 }
 

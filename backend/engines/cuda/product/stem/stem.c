@@ -70,8 +70,8 @@ static weftStatus_t check_node(const struct stem *s, const struct device *device
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: expected one group of at most %d channels in at most two dimensions",
              label, CHANNELS_MAX);
     if (taps_of(s) < TAPS_MIN || taps_of(s) > TAPS_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its filters have %lld taps; expected %d to %d", label,
-             (long long)taps_of(s), TAPS_MIN, TAPS_MAX);
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its filters have %lld tap%s; expected %d to %d", label,
+             (long long)taps_of(s), plural(taps_of(s)), TAPS_MIN, TAPS_MAX);
     for (int i = HEIGHT; i <= WIDTH; i++) {
         /* In double, because products of 64-bit extents could overflow. */
         double span = (double)g->w.size[i] * (double)g->dilation[i], pre = (double)max64(g->pre[i], -g->pre[i]);
@@ -237,9 +237,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     if (s.c.splits > 1)
         TRY(contraction_add_combine(step, &s.c, arena));
     return arena_print(arena, &step->detail,
-                       "tiles of %dx%d, %lld filters, %lld taps of 8 channels, %d part%s, epilogue: %d operation%s",
-                       s.tile->rows, s.tile->columns, (long long)s.filters, (long long)taps_of(&s), s.c.splits,
-                       plural(s.c.splits), s.c.region->count - 1, plural(s.c.region->count - 1));
+                       "tiles of %dx%d, %lld filters, %lld tap%s of 8 channels, %d part%s, epilogue: %d operation%s",
+                       s.tile->rows, s.tile->columns, (long long)s.filters, (long long)taps_of(&s), plural(taps_of(&s)),
+                       s.c.splits, plural(s.c.splits), s.c.region->count - 1, plural(s.c.region->count - 1));
 }
 
 const struct family cuda_stem = {
