@@ -294,7 +294,7 @@ static void compiling(void) {
     REFUSED(
         cache_get(&code, &program, "sm_90a"), WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED,
         "NVRTC 13.0, sm_90a: 'test.cu' does not compile: test.cu line 2: #error directive: too new: `#error too new`. "
-        "This is a defect of Weft: report it with the program, which WEFT_DUMP_DIR=<folder> keeps. Log:\ntest.cu(2): "
+        "This is a defect of Weft: report it with the program, which WEFT_DUMP_DIR=<folder> saves. Log:\ntest.cu(2): "
         "error: "
         "#error directive: too new\n  #error too new\n   ^\n\n1 error detected in the compilation of \"test.cu\".\n");
     CHECK(!code, "a refused cache_get gives none");
@@ -304,7 +304,7 @@ static void compiling(void) {
     REFUSED(
         cache_get(&code, &program, "sm_90a"), WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED,
         "NVRTC 13.0, sm_90a: 'test.cu' does not compile: core/math.cuh line 3: #error directive: no f: `#error no f`. "
-        "This is a defect of Weft: report it with the program, which WEFT_DUMP_DIR=<folder> keeps. "
+        "This is a defect of Weft: report it with the program, which WEFT_DUMP_DIR=<folder> saves. "
         "Log:\ncore/math.cuh(3): "
         "error: #error directive: no f\n  #error no f\n   ^\n\n1 error detected in the compilation of \"test.cu\".\n");
 }
@@ -325,7 +325,7 @@ static void failing(void) {
     write_text(place("compiler/fake_nvrtc.txt"), "result 5\n");
     REFUSED(cache_get(&code, &program, "sm_90a"), WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED,
             "NVRTC 13.0, sm_90a: 'test.cu' does not compile: NVRTC_ERROR_OTHER. This is a defect of Weft: report it "
-            "with the program, which WEFT_DUMP_DIR=<folder> keeps. Log: empty");
+            "with the program, which WEFT_DUMP_DIR=<folder> saves. Log: empty");
     write_text(place("compiler/fake_nvrtc.txt"), "empty\n");
     REFUSED(cache_get(&code, &program, "sm_90a"), WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED,
             "NVRTC 13.0, sm_90a: it compiled a program but produced no code (NVRTC_SUCCESS). Reinstall NVRTC: %s.",

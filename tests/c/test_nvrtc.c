@@ -90,7 +90,7 @@ static void compile_all(void) {
     snprintf(wanted, sizeof wanted,
              "NVRTC %d.%d, sm_90a: 'scale.cu' does not compile: lib/number.cuh line 3: identifier \"z\" is undefined: "
              "`return x + z;`. This is a defect of Weft: report it with the program, which WEFT_DUMP_DIR=<folder> "
-             "keeps. Log:\n"
+             "saves. Log:\n"
              "lib/number.cuh(3): error: identifier \"z\" is undefined\n",
              choice.version / 1000, choice.version % 1000 / 10);
     CHECK(strncmp(last_error(), wanted, strlen(wanted)) == 0, "%s", last_error());
