@@ -356,6 +356,18 @@ class descriptor_type(IntEnum):
     """Causal convolution of sequences, separately for each channel."""
     OPERATION_CAUSAL_CONV1D_BWD_DESCRIPTOR_EXT = 10002
     """Gradients of a causal convolution."""
+    OPERATION_LOGSUMEXP_DESCRIPTOR_EXT = 10020
+    """Logarithm of the sum of exponentials."""
+    OPERATION_SCAN_DESCRIPTOR_EXT = 10021
+    """Cumulative sums, products and extremes along one dimension."""
+    OPERATION_CUMPROD_BWD_DESCRIPTOR_EXT = 10022
+    """Gradient of a cumulative product."""
+    OPERATION_TOP_K_DESCRIPTOR_EXT = 10023
+    """The largest or smallest elements along one dimension, and their indices."""
+    OPERATION_GATHER_DESCRIPTOR_EXT = 10024
+    """Elements or slices of a tensor, selected by indices along one dimension."""
+    OPERATION_SCATTER_ADD_DESCRIPTOR_EXT = 10025
+    """Adds elements or slices at indices along one dimension: the gradient of a gather."""
 
 
 class attribute_name(IntEnum):
@@ -1161,6 +1173,81 @@ class attribute_name(IntEnum):
     """POINTWISE_MODE: the activation of the forward pass, IDENTITY or SWISH_FWD; default IDENTITY."""
     OPERATION_CAUSAL_CONV1D_BWD_COMP_TYPE_EXT = 10318
     """DATA_TYPE: accumulation type; default FLOAT."""
+    OPERATION_LOGSUMEXP_XDESC_EXT = 10400
+    """TENSOR descriptor: input."""
+    OPERATION_LOGSUMEXP_YDESC_EXT = 10401
+    """TENSOR descriptor: output, with extent 1 in the reduced dimensions."""
+    OPERATION_LOGSUMEXP_DIMS_EXT = 10402
+    """INT64[n], optional: dimensions to reduce; negative values count from the last; default the last one, or
+    those in which y has extent 1."""
+    OPERATION_LOGSUMEXP_COMP_TYPE_EXT = 10403
+    """DATA_TYPE: compute type; default FLOAT."""
+    OPERATION_SCAN_XDESC_EXT = 10410
+    """TENSOR descriptor: input."""
+    OPERATION_SCAN_YDESC_EXT = 10411
+    """TENSOR descriptor, optional: output, like x."""
+    OPERATION_SCAN_INDEX_DESC_EXT = 10412
+    """TENSOR descriptor, optional: output, positions of the extremes, INT32 or INT64."""
+    OPERATION_SCAN_MODE_EXT = 10413
+    """REDUCTION_OPERATOR_TYPE: ADD, MUL, MIN or MAX; default ADD."""
+    OPERATION_SCAN_AXIS_EXT = 10414
+    """INT64: the dimension; negative values count from the last; default -1."""
+    OPERATION_SCAN_IS_EXCLUSIVE_EXT = 10415
+    """BOOLEAN: true: y[i] excludes x[i]; default false."""
+    OPERATION_SCAN_IS_REVERSED_EXT = 10416
+    """BOOLEAN: true: from the last element to the first; default false."""
+    OPERATION_SCAN_COMP_TYPE_EXT = 10417
+    """DATA_TYPE: accumulation type; default INT64 for integers and booleans, otherwise FLOAT."""
+    OPERATION_CUMPROD_BWD_DYDESC_EXT = 10420
+    """TENSOR descriptor: gradient of the result."""
+    OPERATION_CUMPROD_BWD_XDESC_EXT = 10421
+    """TENSOR descriptor: input of the forward pass."""
+    OPERATION_CUMPROD_BWD_DXDESC_EXT = 10422
+    """TENSOR descriptor: output, gradient of the input."""
+    OPERATION_CUMPROD_BWD_AXIS_EXT = 10423
+    """INT64: the dimension; negative values count from the last; default -1."""
+    OPERATION_CUMPROD_BWD_IS_EXCLUSIVE_EXT = 10424
+    """BOOLEAN: as in the forward pass; default false."""
+    OPERATION_CUMPROD_BWD_IS_REVERSED_EXT = 10425
+    """BOOLEAN: as in the forward pass; default false."""
+    OPERATION_CUMPROD_BWD_COMP_TYPE_EXT = 10426
+    """DATA_TYPE: compute type; default FLOAT."""
+    OPERATION_TOP_K_XDESC_EXT = 10430
+    """TENSOR descriptor: input."""
+    OPERATION_TOP_K_VALUES_DESC_EXT = 10431
+    """TENSOR descriptor, optional: output, the elements, with extent k along the dimension."""
+    OPERATION_TOP_K_INDICES_DESC_EXT = 10432
+    """TENSOR descriptor, optional: output, their positions, INT32 or INT64."""
+    OPERATION_TOP_K_MODE_EXT = 10433
+    """REDUCTION_OPERATOR_TYPE: MAX selects the largest elements, MIN the smallest; default MAX."""
+    OPERATION_TOP_K_AXIS_EXT = 10434
+    """INT64: the dimension; negative values count from the last; default -1."""
+    OPERATION_TOP_K_COUNT_EXT = 10435
+    """INT64: k, the number of elements; default 1."""
+    OPERATION_GATHER_XDESC_EXT = 10440
+    """TENSOR descriptor: input."""
+    OPERATION_GATHER_INDEX_DESC_EXT = 10441
+    """TENSOR descriptor: positions along the dimension, INT32 or INT64: [M], or with the rank of x for an
+    index per element; -1 selects 0."""
+    OPERATION_GATHER_YDESC_EXT = 10442
+    """TENSOR descriptor: output."""
+    OPERATION_GATHER_AXIS_EXT = 10443
+    """INT64: the dimension; negative values count from the last; default 0."""
+    OPERATION_SCATTER_ADD_SRC_DESC_EXT = 10450
+    """TENSOR descriptor: summands."""
+    OPERATION_SCATTER_ADD_INDEX_DESC_EXT = 10451
+    """TENSOR descriptor: where src is added along the dimension, INT32 or INT64: [M], or with the dims of src
+    for an index per element; -1 skips."""
+    OPERATION_SCATTER_ADD_XDESC_EXT = 10452
+    """TENSOR descriptor, optional: initial values of y; default 0."""
+    OPERATION_SCATTER_ADD_YDESC_EXT = 10453
+    """TENSOR descriptor: output."""
+    OPERATION_SCATTER_ADD_AXIS_EXT = 10454
+    """INT64: the dimension; negative values count from the last; default 0."""
+    OPERATION_SCATTER_ADD_IS_SORTED_EXT = 10455
+    """BOOLEAN: guarantees that an index [M] ascends; default false."""
+    OPERATION_SCATTER_ADD_COMP_TYPE_EXT = 10456
+    """DATA_TYPE: accumulation type; default INT64 for integers, otherwise FLOAT."""
     OPERATION_ROPE_FWD_XDESC = 3400
     """TENSOR descriptor: input; its last dimension has the elements of a head."""
     OPERATION_ROPE_FWD_YDESC = 3401
