@@ -174,16 +174,18 @@ def test_parts_of_a_concatenation_are_computed_in_place():
 
 
 def test_reshapes_that_are_not_views_are_copied():
-    """Another type, an input at the position of an output, a reshape across a gap."""
+    """An input at the position of an output, a reshape across a gap; not a transpose to a wider type."""
 
     def build(g, x):
         g.transpose(x, [1, 0]).set_output(True)
-        g.exp(g.transpose(x, [1, 0]).set_data_type("f32")).set_output(True).set_data_type("f32")
+        wide = g.transpose(x, [1, 0], name="wide").set_data_type("f32")
+        g.exp(wide).set_output(True).set_data_type("f32")
         cut = g.slice(x, [slice(0, 64), slice(0, 32)], name="cut")
         g.exp(g.reshape(cut, reshape_mode="LOGICAL").set_dim([32, 64])).set_output(True)
 
     families, views = planned(build, [64, 64])
-    assert len(families) >= 4
+    assert len(families) >= 3
+    assert "wide::y" in views
     assert not any(name.startswith("transpose") for name in views)
 
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Grows a region from a node: adds adjacent nodes as long as the family accepts the larger region, the region costs no
    more than its parts, and no cycle arises. */
+#include "graph/ops/concat.h"
 #include "plan/partition/cover.h"
 
 #include <string.h>
@@ -20,18 +21,56 @@ static void add_adjacent(struct partitioning *p, int node) {
     insert_sorted(p->adjacent, p->adjacent_count++, node);
 }
 
+/* Adds the producers of the other parts of a concatenation that is computed in place and reads the value. */
+static void add_other_parts(struct partitioning *p, const struct value *value) {
+    for (int r = 0; r < value->readers; r++) {
+        const struct node *reader = &p->graph->nodes[value->read_by[r]];
+        if (op_of(reader->op) != &concat_op || p->owner[value->read_by[r]] != VIEW)
+            continue;
+        for (int k = 0; k < reader->operand_count; k++) {
+            int producer = reader->is_output[k] ? -1 : p->graph->values[reader->operands[k]].producer;
+            if (producer >= 0)
+                add_adjacent(p, producer);
+        }
+    }
+}
+
+/* The value of whose memory a value is a part, through operations of one operand that execute nothing. */
+static int viewed_value(const struct partitioning *p, int value) {
+    int producer = p->graph->values[value].producer;
+    while (producer >= 0 && p->owner[producer] == VIEW && p->graph->nodes[producer].operand_count == 2) {
+        value = p->graph->nodes[producer].operands[0];
+        producer = p->graph->values[value].producer;
+    }
+    return value;
+}
+
+/* Adds the consumers of a value and of its views. A value that is read everywhere, such as a scale shared by all
+   layers, would make the whole graph adjacent. */
+static void add_consumers(struct partitioning *p, int value) {
+    const struct value *at = &p->graph->values[value];
+    for (int r = 0; r < at->readers && at->readers <= SHARED_MAX; r++) {
+        const struct node *reader = &p->graph->nodes[at->read_by[r]];
+        if (p->owner[at->read_by[r]] == VIEW && reader->operand_count == 2)
+            add_consumers(p, node_result(reader));
+        else
+            add_adjacent(p, at->read_by[r]);
+    }
+}
+
 /* Adds the producers of a node's operands and the consumers of its results; for a family that can share loads, also the
-   other consumers of its operands. */
+   other consumers of its operands, and the nodes that compute parts of the same tensor. */
 static void add_adjacent_to(struct partitioning *p, const struct node *node, const struct family *family) {
     for (int i = 0; i < node->operand_count; i++) {
         const struct value *value = &p->graph->values[node->operands[i]];
-        /* A value that is read everywhere, such as a scale shared by all layers, would make the whole graph
-           adjacent. */
-        bool shares = family->shares_reads && value->readers <= SHARED_MAX;
         if (value->producer >= 0)
             add_adjacent(p, value->producer);
-        for (int r = 0; (shares || node->is_output[i]) && r < value->readers; r++)
+        if (family->shares_reads && node->is_output[i])
+            add_other_parts(p, value);
+        for (int r = 0; node->is_output[i] && r < value->readers; r++)
             add_adjacent(p, value->read_by[r]);
+        if (family->shares_reads && !node->is_output[i])
+            add_consumers(p, viewed_value(p, node->operands[i]));
     }
 }
 

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Searches for the cheapest cover of a graph. Several covers are computed and compared: with views and with copies
-   instead of views, and, if the graph is not large, without the views of one memory, without one family, and with batch
-   norms in parts. */
+   instead of views, with regrouped products, and, if the graph is not large, without the views of one memory, without
+   one family, and with batch norms in parts. */
 #include "graph/batch_norms.h"
 #include "graph/intermediate_types.h"
+#include "graph/movement_types.h"
+#include "graph/regroup.h"
 #include "plan/partition/cover.h"
 
 #include <string.h>
@@ -153,11 +155,24 @@ static void attempt_without(struct attempt *best, const struct partitioning *lik
     }
 }
 
+/* Tries a cover of the graph in which products have the dimensions of the results that are reshaped from theirs. */
+static weftStatus_t attempt_regrouped(struct attempt *best, const struct partitioning *like, const struct graph *graph,
+                                      int *budget) {
+    struct attempt other;
+    const struct graph *regrouped;
+    TRY(regroup_products(&regrouped, graph, best->p.owner, like->arena));
+    if (regrouped != graph)
+        update_best(best, attempt_views(&other, like, regrouped, budget), &other);
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* Finds the cheapest of several covers. Each takes time linear in the number of operations; SEARCH_NODES limits how
    many are tried after the first two. */
 static weftStatus_t search_cover(struct attempt *best, const struct partitioning *like, const struct graph *graph) {
     int budget = SEARCH_NODES;
     TRY(attempt_views(best, like, graph, &budget));
+    if (best->p.part_count > 1)
+        TRY(attempt_regrouped(best, like, graph, &budget));
     if (best->p.part_count > 1)
         attempt_without(best, like, &budget);
     status_clear();
@@ -260,6 +275,7 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
     TRY(graph_check_closed(graph));
     if (engine->stores_narrow)
         TRY(infer_intermediate_types(&graph, graph, arena));
+    TRY(infer_movement_types(&graph, graph, arena));
     if (engine->parts_batch_norms)
         TRY(batch_norms_find(&graph, graph, arena));
     TRY(search_cover(&best, &p, graph));

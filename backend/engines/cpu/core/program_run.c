@@ -381,6 +381,14 @@ static void execute(struct run *run, const struct instruction *instruction) {
 
 /* ---- Traversal --------------------------------------------------------------------------------------------------- */
 
+/* Offset in a tensor of a column of the outer loops of columns; the innermost loop is counted separately. */
+static int64_t outer_offset(const struct rows_columns *walk, int access, int64_t outer) {
+    int64_t offset = 0;
+    for (int i = walk->outer_count; i-- > 0; outer /= walk->outer_extents[i])
+        offset += outer % walk->outer_extents[i] * walk->outer_strides[access][i];
+    return offset;
+}
+
 /* Runs all columns of a few adjacent rows of the inner row loop. Restores the position of the caller's block at the
    end, because the loop advances it. */
 static void run_rows(struct run *run, const int64_t *position, int64_t column, int64_t columns, int64_t row) {
@@ -389,11 +397,19 @@ static void run_rows(struct run *run, const int64_t *position, int64_t column, i
     /* Element size of the caller's block: a program with one begins with GIVEN. */
     int64_t width = run->program->instructions[0].type == WEFT_DATA_DOUBLE ? 8 : 4, step = walk->block_columns;
     bool copies = copies_whole(run->program);
-    for (int64_t done = 0; done < columns; done += step) {
-        run->columns = (int)(columns - done < step ? columns - done : step);
+    for (int64_t done = 0; done < columns; done += run->columns) {
+        int64_t inner = column + done, outer = 0, count = columns - done < step ? columns - done : step;
+        if (walk->outer_count) {
+            int64_t extent = walk->extents[walk->rank - 1];
+            outer = inner / extent, inner %= extent;
+            count = count < extent - inner ? count : extent - inner;
+        }
+        run->columns = (int)count;
         /* Elements from each tensor's start to the block's first element. */
         for (int a = 0; a < run->program->access_count; a++) {
-            run->indices[a] = walk->bases[a] + (column + done) * walk->strides[a][walk->rank - 1];
+            run->indices[a] = walk->bases[a] + inner * walk->strides[a][walk->rank - 1];
+            if (outer)
+                run->indices[a] += outer_offset(walk, a, outer);
             for (int i = 0; i < walk->rank - 1; i++)
                 run->indices[a] += position[i] * walk->strides[a][i];
         }
@@ -422,7 +438,8 @@ struct stored rows_columns_stored(const struct program *program, const struct ro
     while (a < program->access_count && !program->accesses[a].is_store)
         a++;
     find_position(walk, row, position);
-    if (a == program->access_count || walk->strides[a][inner + 1] != 1 || position[inner] + rows > walk->extents[inner])
+    if (a == program->access_count || walk->strides[a][inner + 1] != 1 ||
+        position[inner] + rows > walk->extents[inner] || walk->outer_count)
         return (struct stored){0};
     weftDataType_t type = program->accesses[a].type;
     char *base = values[program->accesses[a].value];

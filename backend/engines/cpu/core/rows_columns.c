@@ -81,6 +81,7 @@ static int block_columns_of(const struct rows_columns *walk, const struct progra
 void rows_columns_plan(struct rows_columns *walk, const struct program *program, const struct axis *axes, int count,
                        bool may_merge_columns) {
     int accesses = program->access_count;
+    walk->outer_count = 0;
     walk->rank = count;
     for (int i = 0; i < count; i++)
         walk->extents[i] = axes[i].extent;
@@ -100,4 +101,32 @@ void rows_columns_plan(struct rows_columns *walk, const struct program *program,
     for (int i = 0; i < walk->rank - 1; i++)
         walk->rows *= walk->extents[i];
     walk->block_columns = block_columns_of(walk, program);
+}
+
+/* True if every tensor continues from the end of the innermost loop of columns to the next iteration of the one outside
+   of it. */
+static bool joins_columns(const struct rows_columns *walk, const struct program *program, const struct axis *outer) {
+    int last = walk->rank - 1;
+    for (int a = 0; a < program->access_count; a++)
+        if (program->accesses[a].strides[outer->dim] != walk->strides[a][last] * walk->extents[last])
+            return false;
+    return true;
+}
+
+void rows_columns_plan_split(struct rows_columns *walk, const struct program *program, const struct axis *axes,
+                             int count, int columns) {
+    struct axis kept[ROWS_COLUMNS_AXES];
+    int rows = count - columns, outer = columns - 1;
+    for (int i = 0; i < rows; i++)
+        kept[i] = axes[i];
+    kept[rows] = axes[count - 1];
+    rows_columns_plan(walk, program, kept, rows + 1, false);
+    for (; outer > 0 && joins_columns(walk, program, &axes[rows + outer - 1]); outer--)
+        walk->extents[walk->rank - 1] *= axes[rows + outer - 1].extent;
+    walk->outer_count = outer;
+    for (int i = 0; i < outer; i++) {
+        walk->outer_extents[i] = axes[rows + i].extent;
+        for (int a = 0; a < program->access_count; a++)
+            walk->outer_strides[a][i] = program->accesses[a].strides[axes[rows + i].dim];
+    }
 }

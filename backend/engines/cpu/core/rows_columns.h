@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* 2-D view of a program's index space: the row number covers all loops except the innermost, the column number covers
-   the innermost loop. This file must not know what the program computes. */
+   the innermost loop, and others outside of all rows if there are any. This file must not know what the program
+   computes. */
 #ifndef WEFT_ENGINES_CPU_ROWS_COLUMNS_H
 #define WEFT_ENGINES_CPU_ROWS_COLUMNS_H
 
@@ -12,7 +13,7 @@ struct axis {
     int64_t extent, first, step;
 };
 
-enum { ROWS_COLUMNS_AXES = WEFT_DIM_MAX + 4 };
+enum { ROWS_COLUMNS_AXES = WEFT_DIM_MAX + 4, OUTER_COLUMNS = 4 };
 
 struct rows_columns {
     int rank;                           /* at least 2; the last loop is the columns, the one before it the inner rows */
@@ -21,12 +22,20 @@ struct rows_columns {
     int64_t bases[PROGRAM_ACCESSES];
     int64_t strides[PROGRAM_ACCESSES][ROWS_COLUMNS_AXES]; /* in elements */
     int block_columns;                                    /* maximum columns of a block */
+    /* Loops of columns outside of the innermost one, which each block stays within. */
+    int outer_count;
+    int64_t outer_extents[OUTER_COLUMNS], outer_strides[PROGRAM_ACCESSES][OUTER_COLUMNS];
 };
 
 /* Plans a program's traversal of loops, given outermost first, at most ROWS_COLUMNS_AXES - 2. Loops that are contiguous
    in all tensors are merged; columns are merged with rows only if may_merge_columns. */
 void rows_columns_plan(struct rows_columns *walk, const struct program *program, const struct axis *axes, int count,
                        bool may_merge_columns);
+
+/* The same for a caller's block whose columns count several loops, at most OUTER_COLUMNS + 1: the last `columns` axes,
+   innermost last. */
+void rows_columns_plan_split(struct rows_columns *walk, const struct program *program, const struct axis *axes,
+                             int count, int columns);
 
 /* True if these loops are equivalent to the last of them with the product of their extents, in all tensors. */
 bool axes_merge(const struct program *program, const struct axis *axes, int count);

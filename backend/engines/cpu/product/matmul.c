@@ -18,19 +18,64 @@ static bool is_transposed(const struct matmul_op *op) {
     return n < 8 ? m > n : m >= 8 && c->strides.at[rows] == 1 && c->strides.at[columns] != 1;
 }
 
+/* How dims of C become one product: the left operand has its rows, the right one its columns. A batch dimension that
+   only one of them has belongs to its rows or columns if one stride covers both; other batch dimensions remain. */
+struct folding {
+    const struct tensor *left, *right;
+    int row_dim, column_dim; /* of C */
+    int64_t batch, m, n;
+    bool is_row[WEFT_DIM_MAX], is_column[WEFT_DIM_MAX]; /* per batch dimension */
+};
+
+/* True if the entries of a batch dimension differ. */
+static bool varies(const struct tensor *operand, int dim) {
+    return operand->dims.at[dim] > 1 && operand->strides.at[dim] != 0;
+}
+
+/* True if `operand` alone has a batch dimension, whose entries continue its `count` rows or columns with `stride`. */
+static bool continues(const struct tensor *operand, const struct tensor *other, int dim, int64_t whole, int64_t count,
+                      int64_t stride) {
+    return varies(operand, dim) && !varies(other, dim) && operand->dims.at[dim] == whole &&
+           operand->strides.at[dim] == stride * count;
+}
+
+/* Innermost dimensions first, so that each continues the ones before it. An operand that is dequantized has blocks of
+   scales, so its entries remain separate. */
+static struct folding fold(const struct matmul_op *op, bool folds_a, bool folds_b) {
+    int column = (int)op->c->dims.count - 1, row = column - 1, columns = 0;
+    bool transposed = is_transposed(op), folds_left = transposed ? folds_b : folds_a;
+    bool folds_right = transposed ? folds_a : folds_b;
+    struct folding f = {.left = transposed ? op->b : op->a,
+                        .right = transposed ? op->a : op->b,
+                        .row_dim = transposed ? column : row,
+                        .column_dim = transposed ? row : column,
+                        .batch = 1};
+    f.m = op->c->dims.at[f.row_dim];
+    f.n = op->c->dims.at[f.column_dim];
+    for (int i = row; i-- > 0;) {
+        int64_t whole = op->c->dims.at[i];
+        f.is_row[i] = folds_left && continues(f.left, f.right, i, whole, f.m, f.left->strides.at[f.row_dim]);
+        f.is_column[i] = folds_right && columns < OUTER_COLUMNS &&
+                         continues(f.right, f.left, i, whole, f.n, f.right->strides.at[f.column_dim]);
+        columns += f.is_column[i];
+        *(f.is_row[i] ? &f.m : f.is_column[i] ? &f.n : &f.batch) *= whole;
+    }
+    return f;
+}
+
 /* Describes the product for the prediction and the choice of a kernel; the batch affects neither. */
 static struct product product(const struct node *node) {
     const struct matmul_op *op = op_at(node);
-    int64_t last = op->c->dims.count - 1, m = op->c->dims.at[last - 1], n = op->c->dims.at[last];
+    struct folding folding = fold(op, true, true);
     return (struct product){.packs_bytes = true,
                             .a = op->a,
                             .b = op->b,
                             .math = matmul_math(op),
                             .alpha = 1,
                             .packing = PACK_COST,
-                            .depth = (double)op->a->dims.at[last],
-                            .rows = is_transposed(op) ? n : m,
-                            .columns = is_transposed(op) ? m : n};
+                            .depth = (double)op->a->dims.at[op->c->dims.count - 1],
+                            .rows = folding.m,
+                            .columns = folding.n};
 }
 
 /* ---- Batches ----------------------------------------------------------------------------------------------------- */
@@ -55,11 +100,14 @@ static bool add_batch(struct gemm_matrix *matrix, int64_t extent, int64_t stride
 
 /* Expresses an operand's batch, for each entry of the result's, as loops (see matmul_batch_entry). Along a dimension
    each of its entries is used for whole / extent consecutive entries of the result: a second loop of stride 0. */
-static bool find_batch(struct gemm_matrix *matrix, const struct tensor *operand, const struct tensor *result) {
+static bool find_batch(struct gemm_matrix *matrix, const struct tensor *operand, const struct tensor *result,
+                       const struct folding *folding) {
     for (int64_t i = 0; i < result->dims.count - 2; i++) {
         int64_t whole = result->dims.at[i], extent = operand->dims.at[i];
         if (whole == 0)
             return true;
+        if (folding->is_row[i] || folding->is_column[i])
+            continue;
         if (!add_batch(matrix, extent, operand->strides.at[i]) || !add_batch(matrix, whole / extent, 0))
             return false;
     }
@@ -68,7 +116,7 @@ static bool find_batch(struct gemm_matrix *matrix, const struct tensor *operand,
 
 static weftStatus_t check_batch(const struct node *node, const struct tensor *operand) {
     struct gemm_matrix matrix = {0};
-    if (!find_batch(&matrix, operand, op_at(node)->c))
+    if (!find_batch(&matrix, operand, op_at(node)->c, &(struct folding){0}))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: the batch of %s has more than %d different strides. Make it "
              "contiguous.",
@@ -101,26 +149,28 @@ static weftStatus_t check(const struct region *region, const struct node *node) 
 
 /* ---- The product ------------------------------------------------------------------------------------------------- */
 
-/* The dimensions of an operand that form the rows (of A) or columns (of B), and k. */
-struct sides {
-    int64_t dim, depth_dim;
-};
-
-static struct gemm_matrix matrix_of(const struct tensor *tensor, const struct tensor *result, struct sides sides) {
+/* `dim`: the operand's rows or columns; `depth_dim`: its k. */
+static struct gemm_matrix matrix_of(const struct tensor *tensor, const struct tensor *result,
+                                    const struct folding *folding, int dim, int depth_dim) {
     struct gemm_matrix matrix = {.type = (weftDataType_t)tensor->type,
-                                 .stride = tensor->strides.at[sides.dim],
-                                 .depth_stride = tensor->strides.at[sides.depth_dim]};
-    find_batch(&matrix, tensor, result);
+                                 .stride = tensor->strides.at[dim],
+                                 .depth_stride = tensor->strides.at[depth_dim]};
+    find_batch(&matrix, tensor, result, folding);
     return matrix;
 }
 
 /* Dequantized operands are packed directly from their quantized numbers and scales. */
-static struct factor factor_of(const struct region *region, const struct tensor *tensor, const struct tensor *result,
-                               struct sides sides, gemm_pack *pack, int group) {
+static struct factor factor_of(const struct region *region, const struct tensor *result, const struct folding *folding,
+                               const struct gemm_kernel *kernel, bool is_right) {
+    const struct tensor *tensor = is_right ? folding->right : folding->left;
+    int dim = is_right ? folding->column_dim : folding->row_dim;
+    int depth_dim = is_right ? folding->row_dim : folding->column_dim;
     const struct block_scale_dequantize_op *op = dequantized(region, tensor);
-    struct factor factor = {.pack = pack, .group = group, .value = graph_find_value(region->graph, tensor)};
+    struct factor factor = {.pack = is_right ? gemm_pack_of_b(kernel) : gemm_pack_of_a(kernel),
+                            .group = is_right ? kernel->group_b : kernel->group_a,
+                            .value = graph_find_value(region->graph, tensor)};
     if (!op) {
-        factor.matrix = matrix_of(tensor, result, sides);
+        factor.matrix = matrix_of(tensor, result, folding, dim, depth_dim);
         return factor;
     }
     struct dims block = block_scale_extents(&op->base);
@@ -128,64 +178,48 @@ static struct factor factor_of(const struct region *region, const struct tensor 
                              .group = 1,
                              .value = graph_find_value(region->graph, op->x),
                              .scale_value = graph_find_value(region->graph, op->scale)};
-    factor.scaled = (struct quantized){.matrix = matrix_of(op->x, result, sides),
-                                       .scales = matrix_of(op->scale, result, sides),
-                                       .block = block.at[sides.dim],
-                                       .depth_block = block.at[sides.depth_dim],
+    factor.scaled = (struct quantized){.matrix = matrix_of(op->x, result, folding, dim, depth_dim),
+                                       .scales = matrix_of(op->scale, result, folding, dim, depth_dim),
+                                       .block = block.at[dim],
+                                       .depth_block = block.at[depth_dim],
                                        .type = (weftDataType_t)op->y->type,
                                        .sign = op->is_negative ? -1 : 1};
     return factor;
 }
 
-/* True if the whole batch uses the same matrix, with or without a loop of stride 0. */
-static bool is_shared(const struct gemm_matrix *matrix) {
-    return matrix->batch_rank == 0 || (matrix->batch_rank == 1 && matrix->batch_strides[0] == 0);
+/* Appends the batch dimensions that are marked; marked == NULL: those that remain. */
+static int add_axes(struct axis *axes, int count, const struct folding *folding, const struct tensor *c,
+                    const bool *marked) {
+    for (int i = 0; i < c->dims.count - 2; i++)
+        if (marked ? marked[i] : !folding->is_row[i] && !folding->is_column[i])
+            axes[count++] = (struct axis){.dim = i, .extent = c->dims.at[i], .step = 1};
+    return count;
 }
 
-/* Merges a batch into a single product if all entries share b and a's rows are contiguous across entries: b is then
-   packed once for more rows. */
-static void merge_batch(struct piece *piece) {
-    struct gemm_matrix *a = &piece->a.matrix, *b = &piece->b.matrix;
-    bool shares_b = is_shared(b) && (piece->b.pack != pack_dequant || is_shared(&piece->b.scaled.scales));
-    if (piece->gemm.batch < 2 || !shares_b || piece->a.pack == pack_dequant || a->batch_rank != 1 ||
-        a->batch_strides[0] != a->stride * piece->gemm.m)
-        return;
-    piece->gemm.m *= piece->gemm.batch;
-    piece->gemm.batch = 1;
-    a->batch_rank = b->batch_rank = 0;
+static struct axis axis_of(const struct tensor *c, int dim) {
+    return (struct axis){.dim = dim, .extent = c->dims.at[dim], .step = 1};
 }
 
 static weftStatus_t plan(struct contraction *contraction, const struct region *region, const struct node *node,
                          const struct gemm_kernel *kernel, struct arena *arena) {
     const struct matmul_op *op = op_at(node);
     const struct tensor *c = op->c;
-    int64_t rows = c->dims.count - 2, columns = rows + 1, m = c->dims.at[rows], n = c->dims.at[columns];
-    bool transposed = is_transposed(op);
+    struct folding folding = fold(op, !dequantized(region, op->a), !dequantized(region, op->b));
     struct axis axes[WEFT_DIM_MAX];
     struct piece *piece;
     TRY(arena_alloc(arena, &piece, sizeof *piece));
     piece->gemm =
-        (struct gemm){.batch = 1, .m = transposed ? n : m, .n = transposed ? m : n, .k = op->a->dims.at[columns]};
-    /* Axes are in the order of c's dims: batch, rows, columns. The traversal's rows are then batch and rows, as gemm
-       counts them. */
-    for (int i = 0; i < c->dims.count; i++)
-        axes[i] = (struct axis){.dim = i, .extent = c->dims.at[i], .step = 1};
-    for (int i = 0; i < rows; i++)
-        piece->gemm.batch *= c->dims.at[i];
-    const struct sides sides_a = {rows, columns}, sides_b = {columns, rows};
-    piece->a = factor_of(region, transposed ? op->b : op->a, c, transposed ? sides_b : sides_a, gemm_pack_of_a(kernel),
-                         kernel->group_a);
-    piece->b = factor_of(region, transposed ? op->a : op->b, c, transposed ? sides_a : sides_b, gemm_pack_of_b(kernel),
-                         kernel->group_b);
-    /* The traversal's last loop must be gemm's columns. */
-    if (transposed) {
-        struct axis row = axes[rows];
-        axes[rows] = axes[columns];
-        axes[columns] = row;
-    }
-    /* The traversal needs no change: its rows cover the whole batch in either case. */
-    merge_batch(piece);
-    rows_columns_plan(&piece->walk, &contraction->program, axes, (int)c->dims.count, false);
+        (struct gemm){.batch = folding.batch, .m = folding.m, .n = folding.n, .k = op->a->dims.at[c->dims.count - 1]};
+    piece->a = factor_of(region, c, &folding, kernel, false);
+    piece->b = factor_of(region, c, &folding, kernel, true);
+    /* The traversal's rows are batch and rows, as gemm counts them; its last loops are gemm's columns. */
+    int count = add_axes(axes, 0, &folding, c, NULL);
+    count = add_axes(axes, count, &folding, c, folding.is_row);
+    axes[count++] = axis_of(c, folding.row_dim);
+    int rows = count;
+    count = add_axes(axes, count, &folding, c, folding.is_column);
+    axes[count++] = axis_of(c, folding.column_dim);
+    rows_columns_plan_split(&piece->walk, &contraction->program, axes, count, count - rows);
     contraction->pieces = piece;
     contraction->piece_count = 1;
     return WEFT_STATUS_SUCCESS;
