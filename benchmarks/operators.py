@@ -137,8 +137,10 @@ def bound(call: Operator) -> float:
     take longer."""
     flops, written = _work(call)
     read = sum(s.elements for s in call.shapes)
-    if call.kind == "sdpa_bwd":  # o, its gradient, and the statistics
+    if call.kind == "sdpa_bwd":  # o and its gradient
         read += 2 * math.prod(call.shapes[0].dims)
+    if call.kind == "avg_pool_bwd":  # of x, only the sizes matter
+        read = call.shapes[0].elements
     return max(2 * (read + written) / BANDWIDTH, flops / PEAK, SHORTEST)
 
 
@@ -219,11 +221,12 @@ def _moments(x: Any, axes: tuple[int, ...], mean: Any, rstd: Any) -> tuple[Any, 
 
 
 def widened(args: Sequence[Any], named: Mapping[str, Any], torch: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The same arguments in float32, which the reference reads."""
+    """The same arguments in float32, which the reference reads; contiguous, because the gradient of average
+    pooling of PyTorch 2.11 is wrong on a GPU with channels last."""
 
     def wide(each: Any) -> Any:
         if isinstance(each, torch.Tensor) and each.is_floating_point():
-            return each.float()
+            return each.float().contiguous()
         return torch.float32 if each is torch.bfloat16 else each
 
     return [wide(each) for each in args], {name: wide(each) for name, each in named.items()}

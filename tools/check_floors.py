@@ -43,6 +43,7 @@ FOLDERS = {
     "cuda/causal": "cuda cuda/core",
     "cuda/map": "cuda cuda/core",
     "cuda/product": "cuda cuda/core",
+    "cuda/product/batched": "cuda cuda/core cuda/product",
     "cuda/product/depthwise": "cuda cuda/core cuda/product",
     "cuda/product/hopper": "cuda cuda/core cuda/product",
     "cuda/product/grouped": "cuda cuda/core cuda/product cuda/product/hopper",

@@ -53,6 +53,38 @@ def test_row_and_column_major_operands(order):
     )
 
 
+# Batch, rows, k, columns, and the order of A and B: aligned or odd, contiguous along k or not, with a k that
+# warps share, and with more matrices than a block has.
+SMALL = [
+    *[(11, 49, 32, 49, "rr"), (9, 49, 49, 32, "rr"), (9, 49, 49, 32, "cr"), (9, 32, 49, 49, "cr")],
+    *[(9, 49, 49, 32, "rc"), (5, 38, 38, 64, "rr"), (5, 38, 38, 64, "rc"), (3, 20, 20, 256, "rc")],
+    *[(2, 12, 1024, 12, "rc"), (3, 12, 1000, 13, "rc"), (7, 5, 7, 9, "rr"), (7, 5, 7, 9, "cc")],
+    *[(4, 16, 8, 8, "cr"), (3, 2, 3, 2, "cc"), (2, 100, 24, 90, "rc"), (33, 6, 10, 4, "rr")],
+]
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: "-".join(map(str, case)))
+def test_batches_of_small_matrices(case):
+    count, m, k, n, order = case
+    for dtype, bias, out in (("bf16", False, "bf16"), ("f16", True, "f16"), ("bf16", False, "f32")):
+        a, b = checks.random((count, m, k), dtype), checks.random((count, k, n), dtype, seed=1)
+        c = checks.random((1, 1, n), dtype, seed=2)
+        want, magnitude = product(a, b)
+        operands = {
+            "a": (a, (m * k, k, 1) if order[0] == "r" else (m * k, 1, m)),
+            "b": (b, (k * n, n, 1) if order[1] == "r" else (k * n, 1, k)),
+        }
+
+        def build(g, a, b, c=None):
+            product_ = g.matmul(a, b)
+            return product_ if c is None else g.relu(g.add(product_, c))
+
+        if bias:
+            operands["c"] = c
+            want = np.maximum(want + checks.exact(c), 0)
+        checks.check(build, operands, want, magnitude=magnitude, out=out, layouts=checks.LAYOUTS)
+
+
 @pytest.mark.parametrize(
     "batches", [((4,), (1,)), ((1,), (3,)), ((6,), (2,)), ((2, 6), (2, 3)), ((1, 4), (3, 2)), ((), ())]
 )

@@ -10,6 +10,7 @@ extern const struct family cuda_contraction; /* matmul or convolution with its e
 extern const struct family cuda_hopper;      /* the same in 16 or 8 bits, or tf32, on Hopper, with TMA and wgmma */
 /* The same for operands that are first copied into a layout that TMA supports. */
 extern const struct family cuda_packed;
+extern const struct family cuda_batched;          /* batches of small matrices in 16 bits */
 extern const struct family cuda_weight_only;      /* a few rows times weights of 4 or 8 bits */
 extern const struct family cuda_weight_only_sm90; /* the same for some hundred rows on Hopper */
 extern const struct family cuda_stem;             /* convolutions of images with few channels */
