@@ -34,6 +34,7 @@ FOLDERS = {
     "cpu/map": "cpu cpu/core",
     "cpu/move": "cpu cpu/core",
     "cpu/product": "cpu cpu/core",
+    "cpu/recurrent": "cpu cpu/core cpu/product",
     "cpu/rows": "cpu cpu/core",
     "cpu/pooling": "cpu cpu/core",
     "cuda": "",
@@ -51,6 +52,7 @@ FOLDERS = {
     "cuda/product/weight_only": "cuda cuda/core cuda/product cuda/product/hopper",
     # Copies factors with the kernels of map/ before Hopper's GEMM reads them.
     "cuda/product/repack": "cuda cuda/core cuda/product cuda/product/hopper cuda/map",
+    "cuda/recurrent": "cuda cuda/core",
     "cuda/rows": "cuda cuda/core",
     "cuda/pooling": "cuda cuda/core",
 }

@@ -413,6 +413,8 @@ RESULT_TYPES = {
     "conv_wgrad": f"the type of x, for integers the compute type{CALCULATED}",
     "causal_conv1d": f"the type of x{CALCULATED}",
     "causal_conv1d_backward": f"each gradient the type of its tensor, dbias that of weight{CALCULATED}",
+    "recurrence": f"the type of x{CALCULATED}",
+    "recurrence_backward": f"the type of y{CALCULATED}",
     "resample": f"y the type of x{CALCULATED}; index INT8 if it fits, otherwise INT32",
     "resample_backward": f"the type of dy{CALCULATED}",
     "norm": f"y the type of x{CALCULATED}; statistics {STATISTICS}",

@@ -23,10 +23,13 @@ const struct row name_row = {
 
 /* ---- Attribute types --------------------------------------------------------------------------------------------- */
 
+/* Types of Weft's own are numbered from OWN_TYPES up, and follow cuDNN's in the table. */
+enum { OWN_TYPES = 10000, OWN_TYPES_AT = 40 };
 #define TYPE(word, size, low, high) [WEFT_TYPE_##word] = {#word, size, low, high}
+#define OWN_TYPE(word, size, low, high) [WEFT_TYPE_##word - OWN_TYPES + OWN_TYPES_AT] = {#word, size, low, high}
 /* Element size in bytes, and for enumerations the first and last legal value; enumerations with gaps are checked
    further. */
-static const struct {
+static const struct attribute_type {
     const char *name;
     size_t bytes;
     int64_t low, high;
@@ -65,30 +68,39 @@ static const struct {
     TYPE(RESHAPE_MODE, 4, WEFT_RESHAPE_VIEW_ONLY, WEFT_RESHAPE_LOGICAL),
     TYPE(OPERATIONGRAPH_MODE, 4, -1, 31),
     TYPE(CUDA_GRAPH_RETENTION, 4, 0, 1),
+    OWN_TYPE(RNN_MODE_EXT, 4, WEFT_RNN_MODE_RELU, WEFT_RNN_MODE_GRU),
 };
 #undef TYPE
+#undef OWN_TYPE
+
+/* The row of a known type. */
+static const struct attribute_type *type_row(weftBackendAttributeType_t type) {
+    return &attribute_types[(int)type < OWN_TYPES ? (int)type : (int)type - OWN_TYPES + OWN_TYPES_AT];
+}
 
 /* The array has gaps at numbers of cuDNN that Weft does not use: these have no name. */
 static bool type_is_known(weftBackendAttributeType_t type) {
-    return (unsigned)type < sizeof attribute_types / sizeof *attribute_types && attribute_types[type].name;
+    const int count = sizeof attribute_types / sizeof *attribute_types, own = count - OWN_TYPES_AT;
+    bool is_inside = (int)type >= OWN_TYPES ? (int)type < OWN_TYPES + own : (unsigned)type < OWN_TYPES_AT;
+    return is_inside && type_row(type)->name;
 }
 
 /* WEFT_TYPE_GENSTATS_MODE has a single legal value, so its bounds do not distinguish it from a number. */
 static bool type_is_enum(weftBackendAttributeType_t type) {
-    return attribute_types[type].high > attribute_types[type].low || type == WEFT_TYPE_GENSTATS_MODE;
+    return type_row(type)->high > type_row(type)->low || type == WEFT_TYPE_GENSTATS_MODE;
 }
 
 /* The type must be known. */
-size_t attribute_type_bytes(weftBackendAttributeType_t type) { return attribute_types[type].bytes; }
+size_t attribute_type_bytes(weftBackendAttributeType_t type) { return type_row(type)->bytes; }
 
 const char *attribute_type_name(weftBackendAttributeType_t type) {
-    return type_is_known(type) ? attribute_types[type].name : "of unknown type";
+    return type_is_known(type) ? type_row(type)->name : "of unknown type";
 }
 
 /* Size in bytes of one stored element. FLOAT attributes are stored as double, so that rows of both types share code and
    field. */
 static size_t stored_bytes(weftBackendAttributeType_t type) {
-    return type == WEFT_TYPE_FLOAT ? sizeof(double) : attribute_types[type].bytes;
+    return type == WEFT_TYPE_FLOAT ? sizeof(double) : type_row(type)->bytes;
 }
 
 /* ---- Texts ------------------------------------------------------------------------------------------------------- */
@@ -388,7 +400,7 @@ static bool converts(weftBackendAttributeType_t wanted, weftBackendAttributeType
 /* Stores element i of `elements` (of API type `given`) at `target` in the stored form of the row. */
 static void convert_in(void *target, weftBackendAttributeType_t wanted, weftBackendAttributeType_t given,
                        const void *elements, int64_t i) {
-    const char *source = (const char *)elements + (size_t)i * attribute_types[given].bytes;
+    const char *source = (const char *)elements + (size_t)i * type_row(given)->bytes;
     /* The user's array may have any alignment, so numbers are read with memcpy. */
     if (given == WEFT_TYPE_FLOAT) {
         float value;
@@ -406,7 +418,7 @@ static void convert_in(void *target, weftBackendAttributeType_t wanted, weftBack
         /* Any nonzero byte is true; another value than 0 or 1 in a bool would be undefined behaviour. */
         *(bool *)target = *source != 0;
     } else {
-        memcpy(target, source, attribute_types[given].bytes);
+        memcpy(target, source, type_row(given)->bytes);
     }
 }
 
@@ -462,8 +474,8 @@ static weftStatus_t check_element(const struct descriptor *descriptor, const str
     if (!is_enum && row->most <= row->least)
         return WEFT_STATUS_SUCCESS;
     int64_t value = row->type == WEFT_TYPE_INT64 ? *(const int64_t *)stored : *(const int32_t *)stored;
-    int64_t low = row->most > row->least ? row->least : attribute_types[row->type].low;
-    int64_t high = row->most > row->least ? row->most : attribute_types[row->type].high;
+    int64_t low = row->most > row->least ? row->least : type_row(row->type)->low;
+    int64_t high = row->most > row->least ? row->most : type_row(row->type)->high;
     if (value < low || value > high)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: attribute %s is %lld, expected %lld..%lld. Set a value in that range.", descriptor_label(descriptor),
@@ -609,7 +621,7 @@ static weftStatus_t convert_out(const struct descriptor *descriptor, const struc
                  descriptor_label(descriptor), row->key);
         return descriptor_copy(target, *(struct descriptor *const *)stored);
     } else {
-        memcpy(element, stored, attribute_types[wanted].bytes);
+        memcpy(element, stored, type_row(wanted)->bytes);
     }
     return WEFT_STATUS_SUCCESS;
 }
@@ -634,7 +646,7 @@ static weftStatus_t give_row(const struct descriptor *descriptor, const struct r
              descriptor_label(descriptor), row->key, (long long)requested, plural(requested));
     for (int64_t i = 0; elements && i < held && i < requested; i++)
         TRY(convert_out(descriptor, row, type, (const char *)items + (size_t)i * stored_bytes(row->type),
-                        (char *)elements + (size_t)i * attribute_types[type].bytes));
+                        (char *)elements + (size_t)i * type_row(type)->bytes));
     return WEFT_STATUS_SUCCESS;
 }
 

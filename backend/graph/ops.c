@@ -16,6 +16,7 @@
 #include "graph/ops/norm.h"
 #include "graph/ops/paged_cache_load.h"
 #include "graph/ops/pointwise.h"
+#include "graph/ops/recurrence.h"
 #include "graph/ops/reduction.h"
 #include "graph/ops/resample.h"
 #include "graph/ops/reshape.h"
@@ -33,6 +34,8 @@ const struct op *const ops[] = {
     &conv_wgrad_op,
     &causal_conv_op,
     &causal_conv_bwd_op,
+    &recurrence_op,
+    &recurrence_bwd_op,
     &resample_op,
     &resample_backward_op,
     &norm_forward_op,

@@ -199,7 +199,8 @@ typedef enum {
     WEFT_TYPE_MOE_GROUPED_MATMUL_MODE = 30, /**< weftMoeGroupedMatmulMode_t. */
     WEFT_TYPE_RESHAPE_MODE = 31, /**< weftBackendReshapeMode_t. */
     WEFT_TYPE_OPERATIONGRAPH_MODE = 32, /**< weftBackendOperationGraphMode_t. */
-    WEFT_TYPE_CUDA_GRAPH_RETENTION = 33 /**< weftCudaGraphRetention_t. */
+    WEFT_TYPE_CUDA_GRAPH_RETENTION = 33, /**< weftCudaGraphRetention_t. */
+    WEFT_TYPE_RNN_MODE_EXT = 10001 /**< weftRnnMode_t. */
 } weftBackendAttributeType_t;
 
 /** Kind of a descriptor, chosen in weftBackendCreateDescriptor. A tensor is an operand; an
@@ -311,8 +312,12 @@ typedef enum {
         /**< The largest or smallest elements along one dimension, and their indices. */
     WEFT_BACKEND_OPERATION_GATHER_DESCRIPTOR_EXT = 10024,
         /**< Elements or slices of a tensor, selected by indices along one dimension. */
-    WEFT_BACKEND_OPERATION_SCATTER_ADD_DESCRIPTOR_EXT = 10025
+    WEFT_BACKEND_OPERATION_SCATTER_ADD_DESCRIPTOR_EXT = 10025,
         /**< Adds elements or slices at indices along one dimension: the gradient of a gather. */
+    WEFT_BACKEND_OPERATION_RECURRENCE_FWD_DESCRIPTOR_EXT = 10061,
+        /**< The steps of one layer and direction of a recurrent network. */
+    WEFT_BACKEND_OPERATION_RECURRENCE_BWD_DESCRIPTOR_EXT = 10062
+        /**< Gradients of such a layer. */
 } weftBackendDescriptorType_t;
 
 /** An attribute of a descriptor. Each sentence starts with the element type of the attribute (the
@@ -1248,6 +1253,96 @@ typedef enum {
     WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_COMP_TYPE_EXT = 10318,
         /**< DATA_TYPE: accumulation type; default FLOAT. */
 
+    /* OPERATION_RECURRENCE_FWD: T steps of B sequences, with H hidden units, or P after a
+       projection, and G gates per unit. */
+    WEFT_ATTR_OPERATION_RECURRENCE_FWD_XDESC_EXT = 10600,
+        /**< TENSOR descriptor: products of the inputs with the input weights, plus the input bias,
+             [T, B, G H]. */
+    WEFT_ATTR_OPERATION_RECURRENCE_FWD_WEIGHT_DESC_EXT = 10601,
+        /**< TENSOR descriptor: recurrent weights, [G H, P]. */
+    WEFT_ATTR_OPERATION_RECURRENCE_FWD_BIAS_DESC_EXT = 10602,
+        /**< TENSOR descriptor, optional: recurrent bias, [G H]. */
+    WEFT_ATTR_OPERATION_RECURRENCE_FWD_HXDESC_EXT = 10603,
+        /**< TENSOR descriptor, optional: initial hidden state, [B, P]; default 0. */
+    WEFT_ATTR_OPERATION_RECURRENCE_FWD_CXDESC_EXT = 10604,
+        /**< TENSOR descriptor, optional: initial cell state of LSTM, [B, H]; default 0. */
+    WEFT_ATTR_OPERATION_RECURRENCE_FWD_SEQ_LEN_DESC_EXT = 10605,
+        /**< TENSOR descriptor, optional: INT32 or INT64 [B], number of steps of each sequence;
+             default T. */
+    WEFT_ATTR_OPERATION_RECURRENCE_FWD_PROJECTION_DESC_EXT = 10606,
+        /**< TENSOR descriptor, optional: projection of the hidden state of LSTM, [P, H]. */
+    WEFT_ATTR_OPERATION_RECURRENCE_FWD_YDESC_EXT = 10607,
+        /**< TENSOR descriptor: output, hidden state after each step, [T, B, P]. */
+    WEFT_ATTR_OPERATION_RECURRENCE_FWD_HYDESC_EXT = 10608,
+        /**< TENSOR descriptor, optional: output, hidden state after the last step, [B, P]. */
+    WEFT_ATTR_OPERATION_RECURRENCE_FWD_CYDESC_EXT = 10609,
+        /**< TENSOR descriptor, optional: output, cell state after the last step, [B, H]. */
+    WEFT_ATTR_OPERATION_RECURRENCE_FWD_GATES_DESC_EXT = 10610,
+        /**< TENSOR descriptor, optional: output, gates for the backward operation, [T, B, S H]. */
+    WEFT_ATTR_OPERATION_RECURRENCE_FWD_MODE_EXT = 10611,
+        /**< RNN_MODE_EXT: the formula of a step; default LSTM. */
+    WEFT_ATTR_OPERATION_RECURRENCE_FWD_IS_REVERSE_EXT = 10612,
+        /**< BOOLEAN: whether steps run from the last to the first; default false. */
+    WEFT_ATTR_OPERATION_RECURRENCE_FWD_CELL_CLIP_MIN_EXT = 10613,
+        /**< DOUBLE: least cell state of LSTM; default 0. */
+    WEFT_ATTR_OPERATION_RECURRENCE_FWD_CELL_CLIP_MAX_EXT = 10614,
+        /**< DOUBLE: largest cell state of LSTM; default 0, which is not to clip. */
+    WEFT_ATTR_OPERATION_RECURRENCE_FWD_COMP_TYPE_EXT = 10615,
+        /**< DATA_TYPE: type of sums; default FLOAT. */
+
+    /* OPERATION_RECURRENCE_BWD: gradients through the steps; those of weights and biases are
+       products and sums of its results. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_DYDESC_EXT = 10620,
+        /**< TENSOR descriptor, optional: gradient of the hidden states, [T, B, P]; default 0. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_DHYDESC_EXT = 10621,
+        /**< TENSOR descriptor, optional: gradient of the last hidden state, [B, P]; default 0. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_DCYDESC_EXT = 10622,
+        /**< TENSOR descriptor, optional: gradient of the last cell state, [B, H]; default 0. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_YDESC_EXT = 10623,
+        /**< TENSOR descriptor: hidden states of the forward operation, [T, B, P]. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_GATES_DESC_EXT = 10624,
+        /**< TENSOR descriptor, optional: gates of the forward operation, [T, B, S H]; LSTM and GRU
+             need them. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_WEIGHT_DESC_EXT = 10625,
+        /**< TENSOR descriptor: recurrent weights, [G H, P]. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_HXDESC_EXT = 10626,
+        /**< TENSOR descriptor, optional: initial hidden state, [B, P]; default 0. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_CXDESC_EXT = 10627,
+        /**< TENSOR descriptor, optional: initial cell state of LSTM, [B, H]; default 0. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_SEQ_LEN_DESC_EXT = 10628,
+        /**< TENSOR descriptor, optional: INT32 or INT64 [B], number of steps of each sequence;
+             default T. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_PROJECTION_DESC_EXT = 10629,
+        /**< TENSOR descriptor, optional: projection of the hidden state of LSTM, [P, H]. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_DXDESC_EXT = 10630,
+        /**< TENSOR descriptor: output, gradient of x, [T, B, G H]. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_DRECURRENT_DESC_EXT = 10631,
+        /**< TENSOR descriptor, optional: output, gradient of the recurrent products, [T, B, G H];
+             GRU only, otherwise it equals that of x. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_PREVIOUS_DESC_EXT = 10632,
+        /**< TENSOR descriptor, optional: output, hidden state before each step, [T, B, P]. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_DHXDESC_EXT = 10633,
+        /**< TENSOR descriptor, optional: output, gradient of the initial hidden state, [B, P]. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_DCXDESC_EXT = 10634,
+        /**< TENSOR descriptor, optional: output, gradient of the initial cell state, [B, H]. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_DPROJECTED_DESC_EXT = 10635,
+        /**< TENSOR descriptor, optional: output, gradient of each projected hidden state, [T, B,
+             P]. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_UNPROJECTED_DESC_EXT = 10636,
+        /**< TENSOR descriptor, optional: output, each hidden state before its projection, [T, B,
+             H]. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_MODE_EXT = 10637,
+        /**< RNN_MODE_EXT: the formula of a step; default LSTM. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_IS_REVERSE_EXT = 10638,
+        /**< BOOLEAN: whether the steps of the forward operation ran from the last to the first;
+             default false. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_CELL_CLIP_MIN_EXT = 10639,
+        /**< DOUBLE: least cell state of LSTM; default 0. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_CELL_CLIP_MAX_EXT = 10640,
+        /**< DOUBLE: largest cell state of LSTM; default 0, which is not to clip. */
+    WEFT_ATTR_OPERATION_RECURRENCE_BWD_COMP_TYPE_EXT = 10641,
+        /**< DATA_TYPE: type of sums; default FLOAT. */
+
     /* OPERATION_LOGSUMEXP: y = ln(sum of e^x) over whole dimensions. */
     WEFT_ATTR_OPERATION_LOGSUMEXP_XDESC_EXT = 10400, /**< TENSOR descriptor: input. */
     WEFT_ATTR_OPERATION_LOGSUMEXP_YDESC_EXT = 10401,
@@ -1745,6 +1840,17 @@ typedef enum {
     WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER = 2
         /**< Each row of the product is written to the position of its token and top-k slot. */
 } weftMoeGroupedMatmulMode_t;
+
+/** Formula of a step of a recurrent network. x are the products of the input, r those of the
+    previous hidden state h, each with its bias; logistic is 1 / (1 + e^-x). */
+typedef enum {
+    WEFT_RNN_MODE_RELU = 0, /**< h = max(0, x + r). */
+    WEFT_RNN_MODE_TANH = 1, /**< h = tanh(x + r). */
+    WEFT_RNN_MODE_LSTM = 2,
+        /**< Gates i, f, g, o: c = logistic(f) c + logistic(i) tanh(g), h = logistic(o) tanh(c). */
+    WEFT_RNN_MODE_GRU = 3
+        /**< Gates r, z, n: n = tanh(x_n + logistic(r) r_n), h = (1 - z) n + z h with logistic(z). */
+} weftRnnMode_t;
 
 /** What OPERATION_RESHAPE preserves. */
 typedef enum {

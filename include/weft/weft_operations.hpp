@@ -316,6 +316,20 @@ enum class MoeGroupedMatmulMode_t : int {
     /** Not set: the default. */
     NOT_SET = -1,
 };
+/** Formula of a step of a recurrent network. x are the products of the input, r those of the previous
+    hidden state h, each with its bias; logistic is 1 / (1 + e^-x). */
+enum class RnnMode_t : int {
+    /** h = max(0, x + r). */
+    RELU = 0,
+    /** h = tanh(x + r). */
+    TANH = 1,
+    /** Gates i, f, g, o: c = logistic(f) c + logistic(i) tanh(g), h = logistic(o) tanh(c). */
+    LSTM = 2,
+    /** Gates r, z, n: n = tanh(x_n + logistic(r) r_n), h = (1 - z) n + z h with logistic(z). */
+    GRU = 3,
+    /** Not set: the default. */
+    NOT_SET = -1,
+};
 /** What OPERATION_RESHAPE preserves. */
 enum class ReshapeMode_t : int {
     /** The storage: y views the same memory with its own extents and strides. */
@@ -887,6 +901,142 @@ class Causal_conv1d_backward_attributes : public detail::Attributes<Causal_conv1
     PointwiseMode_t get_activation() const {
         return this->template get_value<PointwiseMode_t>(WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_ACTIVATION_EXT)
             .value_or(PointwiseMode_t::NOT_SET);
+    }
+};
+/** Attributes of recurrence: the steps of a recurrent layer in one direction, from the products of the
+    inputs with the input weights. */
+class Recurrence_attributes : public detail::Attributes<Recurrence_attributes> {
+  public:
+    /** recurrent bias; unset: 0 */
+    Recurrence_attributes &set_bias(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_RECURRENCE_FWD_BIAS_DESC_EXT, "bias", values);
+        return this->self();
+    }
+    /** initial hidden state; unset: 0 */
+    Recurrence_attributes &set_hx(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_RECURRENCE_FWD_HXDESC_EXT, "hx", values);
+        return this->self();
+    }
+    /** initial cell state of LSTM; unset: 0 */
+    Recurrence_attributes &set_cx(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_RECURRENCE_FWD_CXDESC_EXT, "cx", values);
+        return this->self();
+    }
+    /** steps of each sequence, INT32 or INT64; unset: T */
+    Recurrence_attributes &set_seq_len(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_RECURRENCE_FWD_SEQ_LEN_DESC_EXT, "seq_len", values);
+        return this->self();
+    }
+    /** projection of the hidden state of LSTM; unset: none, and P = H */
+    Recurrence_attributes &set_projection(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_RECURRENCE_FWD_PROJECTION_DESC_EXT, "projection", values);
+        return this->self();
+    }
+    /** formula of a step: RELU, TANH, LSTM or GRU */
+    Recurrence_attributes &set_mode(RnnMode_t values) {
+        this->put(WEFT_ATTR_OPERATION_RECURRENCE_FWD_MODE_EXT, WEFT_TYPE_RNN_MODE_EXT, values);
+        return this->self();
+    }
+    RnnMode_t get_mode() const {
+        return this->template get_value<RnnMode_t>(WEFT_ATTR_OPERATION_RECURRENCE_FWD_MODE_EXT)
+            .value_or(RnnMode_t::NOT_SET);
+    }
+    /** steps run from the last to the first */
+    Recurrence_attributes &set_is_reverse(bool values) {
+        this->put(WEFT_ATTR_OPERATION_RECURRENCE_FWD_IS_REVERSE_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_is_reverse() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_RECURRENCE_FWD_IS_REVERSE_EXT).value_or(false);
+    }
+    /** least cell state of LSTM, if it is less than cell_clip_max */
+    Recurrence_attributes &set_cell_clip_min(double values) {
+        this->put(WEFT_ATTR_OPERATION_RECURRENCE_FWD_CELL_CLIP_MIN_EXT, WEFT_TYPE_DOUBLE, values);
+        return this->self();
+    }
+    std::optional<double> get_cell_clip_min() const {
+        return this->template get_value<double>(WEFT_ATTR_OPERATION_RECURRENCE_FWD_CELL_CLIP_MIN_EXT);
+    }
+    /** largest cell state of LSTM, if it exceeds cell_clip_min */
+    Recurrence_attributes &set_cell_clip_max(double values) {
+        this->put(WEFT_ATTR_OPERATION_RECURRENCE_FWD_CELL_CLIP_MAX_EXT, WEFT_TYPE_DOUBLE, values);
+        return this->self();
+    }
+    std::optional<double> get_cell_clip_max() const {
+        return this->template get_value<double>(WEFT_ATTR_OPERATION_RECURRENCE_FWD_CELL_CLIP_MAX_EXT);
+    }
+};
+/** Attributes of recurrence_backward: gradients of recurrence; that of weight is the product of dx (GRU:
+    drecurrent), transposed, with previous. */
+class Recurrence_backward_attributes : public detail::Attributes<Recurrence_backward_attributes> {
+  public:
+    /** gates of the forward pass of LSTM and GRU */
+    Recurrence_backward_attributes &set_gates(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_RECURRENCE_BWD_GATES_DESC_EXT, "gates", values);
+        return this->self();
+    }
+    /** initial hidden state; unset: 0 */
+    Recurrence_backward_attributes &set_hx(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_RECURRENCE_BWD_HXDESC_EXT, "hx", values);
+        return this->self();
+    }
+    /** initial cell state of LSTM; unset: 0 */
+    Recurrence_backward_attributes &set_cx(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_RECURRENCE_BWD_CXDESC_EXT, "cx", values);
+        return this->self();
+    }
+    /** gradient of hy; unset: 0 */
+    Recurrence_backward_attributes &set_dhy(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_RECURRENCE_BWD_DHYDESC_EXT, "dhy", values);
+        return this->self();
+    }
+    /** gradient of cy; unset: 0 */
+    Recurrence_backward_attributes &set_dcy(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_RECURRENCE_BWD_DCYDESC_EXT, "dcy", values);
+        return this->self();
+    }
+    /** steps of each sequence, INT32 or INT64; unset: T */
+    Recurrence_backward_attributes &set_seq_len(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_RECURRENCE_BWD_SEQ_LEN_DESC_EXT, "seq_len", values);
+        return this->self();
+    }
+    /** projection of the hidden state of LSTM; unset: none, and P = H */
+    Recurrence_backward_attributes &set_projection(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_RECURRENCE_BWD_PROJECTION_DESC_EXT, "projection", values);
+        return this->self();
+    }
+    /** formula of a step: RELU, TANH, LSTM or GRU */
+    Recurrence_backward_attributes &set_mode(RnnMode_t values) {
+        this->put(WEFT_ATTR_OPERATION_RECURRENCE_BWD_MODE_EXT, WEFT_TYPE_RNN_MODE_EXT, values);
+        return this->self();
+    }
+    RnnMode_t get_mode() const {
+        return this->template get_value<RnnMode_t>(WEFT_ATTR_OPERATION_RECURRENCE_BWD_MODE_EXT)
+            .value_or(RnnMode_t::NOT_SET);
+    }
+    /** steps run from the last to the first */
+    Recurrence_backward_attributes &set_is_reverse(bool values) {
+        this->put(WEFT_ATTR_OPERATION_RECURRENCE_BWD_IS_REVERSE_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_is_reverse() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_RECURRENCE_BWD_IS_REVERSE_EXT).value_or(false);
+    }
+    /** least cell state of LSTM, if it is less than cell_clip_max */
+    Recurrence_backward_attributes &set_cell_clip_min(double values) {
+        this->put(WEFT_ATTR_OPERATION_RECURRENCE_BWD_CELL_CLIP_MIN_EXT, WEFT_TYPE_DOUBLE, values);
+        return this->self();
+    }
+    std::optional<double> get_cell_clip_min() const {
+        return this->template get_value<double>(WEFT_ATTR_OPERATION_RECURRENCE_BWD_CELL_CLIP_MIN_EXT);
+    }
+    /** largest cell state of LSTM, if it exceeds cell_clip_min */
+    Recurrence_backward_attributes &set_cell_clip_max(double values) {
+        this->put(WEFT_ATTR_OPERATION_RECURRENCE_BWD_CELL_CLIP_MAX_EXT, WEFT_TYPE_DOUBLE, values);
+        return this->self();
+    }
+    std::optional<double> get_cell_clip_max() const {
+        return this->template get_value<double>(WEFT_ATTR_OPERATION_RECURRENCE_BWD_CELL_CLIP_MAX_EXT);
     }
 };
 /** Attributes of resample: pooling or interpolation. */
@@ -2666,6 +2816,39 @@ class Operations : public Recorder {
                             {WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_DWEIGHT_DESC_EXT, "DWEIGHT", false, true, false},
                             {WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_DBIAS_DESC_EXT, "DBIAS", false, true, false}});
         return to_array<3>(made);
+    }
+    /** the steps of a recurrent layer in one direction, from the products of the inputs with the input
+    weights. Returns y, hy, cy, gates. */
+    std::array<Tensor, 4> recurrence(const Operand &input, const Operand &weight,
+                                     graph::Recurrence_attributes attributes = {}) {
+        auto made = record("recurrence", WEFT_BACKEND_OPERATION_RECURRENCE_FWD_DESCRIPTOR_EXT, attributes,
+                           WEFT_ATTR_OPERATION_RECURRENCE_FWD_COMP_TYPE_EXT,
+                           {{WEFT_ATTR_OPERATION_RECURRENCE_FWD_XDESC_EXT, "input", input, true},
+                            {WEFT_ATTR_OPERATION_RECURRENCE_FWD_WEIGHT_DESC_EXT, "weight", weight, true}},
+                           {{WEFT_ATTR_OPERATION_RECURRENCE_FWD_YDESC_EXT, "Y", false, true, true},
+                            {WEFT_ATTR_OPERATION_RECURRENCE_FWD_HYDESC_EXT, "HY", false, true, false},
+                            {WEFT_ATTR_OPERATION_RECURRENCE_FWD_CYDESC_EXT, "CY", false, true, false},
+                            {WEFT_ATTR_OPERATION_RECURRENCE_FWD_GATES_DESC_EXT, "GATES", false, true, false}});
+        return to_array<4>(made);
+    }
+    /** gradients of recurrence; that of weight is the product of dx (GRU: drecurrent), transposed, with
+    previous. Returns dx, dhx, dcx, previous, drecurrent, dprojected, unprojected. */
+    std::array<Tensor, 7> recurrence_backward(const Operand &loss, const Operand &y, const Operand &weight,
+                                              graph::Recurrence_backward_attributes attributes = {}) {
+        auto made =
+            record("recurrence_backward", WEFT_BACKEND_OPERATION_RECURRENCE_BWD_DESCRIPTOR_EXT, attributes,
+                   WEFT_ATTR_OPERATION_RECURRENCE_BWD_COMP_TYPE_EXT,
+                   {{WEFT_ATTR_OPERATION_RECURRENCE_BWD_DYDESC_EXT, "loss", loss, false},
+                    {WEFT_ATTR_OPERATION_RECURRENCE_BWD_YDESC_EXT, "y", y, true},
+                    {WEFT_ATTR_OPERATION_RECURRENCE_BWD_WEIGHT_DESC_EXT, "weight", weight, true}},
+                   {{WEFT_ATTR_OPERATION_RECURRENCE_BWD_DXDESC_EXT, "DX", false, true, true},
+                    {WEFT_ATTR_OPERATION_RECURRENCE_BWD_DHXDESC_EXT, "DHX", false, true, false},
+                    {WEFT_ATTR_OPERATION_RECURRENCE_BWD_DCXDESC_EXT, "DCX", false, true, false},
+                    {WEFT_ATTR_OPERATION_RECURRENCE_BWD_PREVIOUS_DESC_EXT, "PREVIOUS", false, true, false},
+                    {WEFT_ATTR_OPERATION_RECURRENCE_BWD_DRECURRENT_DESC_EXT, "DRECURRENT", false, true, false},
+                    {WEFT_ATTR_OPERATION_RECURRENCE_BWD_DPROJECTED_DESC_EXT, "DPROJECTED", false, true, false},
+                    {WEFT_ATTR_OPERATION_RECURRENCE_BWD_UNPROJECTED_DESC_EXT, "UNPROJECTED", false, true, false}});
+        return to_array<7>(made);
     }
     /** gradient of pooling or interpolation. Returns dx. */
     Tensor resample_backward(const Operand &loss, graph::Resample_backward_attributes attributes = {}) {

@@ -31,7 +31,21 @@ def computed_results(method: str, values: Mapping[str, Any], results: Sequence[s
     statistics."""
     if method in _PHASED and values.get("phase") in (enums.norm_forward_phase.INFERENCE, "INFERENCE"):
         return [key for key in results if not is_statistic(key)]
+    if method in {"recurrence", "recurrence_backward"}:
+        mode = enums.member(enums.rnn_mode, values["mode"])
+        omitted = _results_of_other_modes(mode, "projection" in values)
+        return [key for key in results if key not in omitted]
     return list(results)
+
+
+def _results_of_other_modes(mode: int, has_projection: bool) -> set[str]:
+    """The results of the steps of a recurrent layer that its mode does not have."""
+    omitted = set() if has_projection else {"dprojected", "unprojected"}
+    if mode != enums.rnn_mode.LSTM:
+        omitted |= {"cy", "dcx"}
+    if mode != enums.rnn_mode.GRU:
+        omitted |= {"drecurrent"}
+    return omitted if mode in (enums.rnn_mode.LSTM, enums.rnn_mode.GRU) else omitted | {"gates"}
 
 
 def is_statistic(result: str) -> bool:

@@ -2845,6 +2845,169 @@ class Ops:
         )
         return outputs[0], outputs[1], outputs[2]
 
+    def recurrence(
+        self,
+        input: Operand,
+        weight: Operand,
+        bias: Operand | None = None,
+        hx: Operand | None = None,
+        cx: Operand | None = None,
+        seq_len: Operand | None = None,
+        projection: Operand | None = None,
+        mode: enums.rnn_mode | str = enums.rnn_mode.LSTM,
+        is_reverse: bool = False,
+        cell_clip_min: float = 0,
+        cell_clip_max: float = 0,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor | Any, Tensor | Any, Tensor | Any]:
+        """The steps of a recurrent layer in one direction, from the products of the inputs with the input
+        weights.
+
+            y[t] = step(x[t], weight y[t-1] + bias), y[-1] = hx
+
+        Args:
+            input: products of the inputs with the input weights, plus their bias, [T, B, G H].
+            weight: recurrent weights, [G H, P].
+            bias: recurrent bias; unset: 0, [G H].
+            hx: initial hidden state; unset: 0, [B, P].
+            cx: initial cell state of LSTM; unset: 0, [B, H].
+            seq_len: steps of each sequence, INT32 or INT64; unset: T, [B].
+            projection: projection of the hidden state of LSTM; unset: none, and P = H, [P, H].
+            mode: formula of a step: RELU, TANH, LSTM or GRU; default LSTM.
+            is_reverse: steps run from the last to the first; default False.
+            cell_clip_min: least cell state of LSTM, if it is less than cell_clip_max; default 0.
+            cell_clip_max: largest cell state of LSTM, if it exceeds cell_clip_min; default 0.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            y: hidden state after each step, [T, B, P].
+            hy: hidden state after the last step, [B, P]; None if not computed.
+            cy: cell state of LSTM after the last step, [B, H]; None if not computed.
+            gates: for the backward pass: the gates and cell states of LSTM (S = 5), the gates of GRU and the
+                recurrent products of n (S = 4), [T, B, S H]; None if not computed.
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of x; virtual results have the compute
+                type, or DOUBLE.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x, weight = np.float32([[[1]], [[1]], [[1]]]), np.float32([[2]])  # 3 steps of a sequence, 1 unit
+        >>> y, hy, _, _ = g.recurrence(x, weight, mode="RELU")
+        >>> g()[0].ravel()
+        array([1., 3., 7.], dtype=float32)
+        """
+        values = {
+            "x": input,
+            "weight": weight,
+            "bias": bias,
+            "hx": hx,
+            "cx": cx,
+            "seq_len": seq_len,
+            "projection": projection,
+            "mode": mode,
+            "is_reverse": is_reverse,
+            "cell_clip_min": cell_clip_min,
+            "cell_clip_max": cell_clip_max,
+        }
+        results = ("y", "hy", "cy", "gates")
+        outputs = self._operation("recurrence", "recurrence", values, results, compute_data_type, name)
+        return outputs[0], outputs[1], outputs[2], outputs[3]
+
+    def recurrence_backward(
+        self,
+        loss: Operand,
+        y: Operand,
+        weight: Operand,
+        gates: Operand | None = None,
+        hx: Operand | None = None,
+        cx: Operand | None = None,
+        dhy: Operand | None = None,
+        dcy: Operand | None = None,
+        seq_len: Operand | None = None,
+        projection: Operand | None = None,
+        mode: enums.rnn_mode | str = enums.rnn_mode.LSTM,
+        is_reverse: bool = False,
+        cell_clip_min: float = 0,
+        cell_clip_max: float = 0,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor | Any, Tensor | Any, Tensor | Any, Tensor | Any, Tensor | Any, Tensor | Any]:
+        """Gradients of recurrence; that of weight is the product of dx (GRU: drecurrent), transposed, with
+        previous.
+
+            dh[t] = dy[t] + weight^T dx[t+1], dx[t] = dstep(dh[t])
+
+        Args:
+            loss: gradient of y; unset: 0, [T, B, P].
+            y: hidden state after each step, [T, B, P].
+            weight: recurrent weights, [G H, P].
+            gates: gates of the forward pass of LSTM and GRU, [T, B, S H]; optional.
+            hx: initial hidden state; unset: 0, [B, P].
+            cx: initial cell state of LSTM; unset: 0, [B, H].
+            dhy: gradient of hy; unset: 0, [B, P].
+            dcy: gradient of cy; unset: 0, [B, H].
+            seq_len: steps of each sequence, INT32 or INT64; unset: T, [B].
+            projection: projection of the hidden state of LSTM; unset: none, and P = H, [P, H].
+            mode: formula of a step: RELU, TANH, LSTM or GRU; default LSTM.
+            is_reverse: steps run from the last to the first; default False.
+            cell_clip_min: least cell state of LSTM, if it is less than cell_clip_max; default 0.
+            cell_clip_max: largest cell state of LSTM, if it exceeds cell_clip_min; default 0.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            dx: gradient of x, [T, B, G H].
+            dhx: gradient of hx, [B, P]; None if not computed.
+            dcx: gradient of cx, [B, H]; None if not computed.
+            previous: hidden state before each step, [T, B, P]; None if not computed.
+            drecurrent: gradient of the recurrent products; only for GRU, otherwise it equals dx, [T, B, G H];
+                None if not computed.
+            dprojected: total gradient of the hidden state after each step, [T, B, P]; None if not computed.
+            unprojected: hidden state of LSTM after each step, before its projection, [T, B, H]; None if not
+                computed.
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of y; virtual results have the compute
+                type, or DOUBLE.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> dy, y = np.float32([[[0]], [[0]], [[1]]]), np.float32([[[1]], [[3]], [[7]]])
+        >>> dx = g.recurrence_backward(dy, y, np.float32([[2]]), mode="RELU")[0]
+        >>> g()[0].ravel()
+        array([4., 2., 1.], dtype=float32)
+        """
+        values = {
+            "dy": loss,
+            "y": y,
+            "weight": weight,
+            "gates": gates,
+            "hx": hx,
+            "cx": cx,
+            "dhy": dhy,
+            "dcy": dcy,
+            "seq_len": seq_len,
+            "projection": projection,
+            "mode": mode,
+            "is_reverse": is_reverse,
+            "cell_clip_min": cell_clip_min,
+            "cell_clip_max": cell_clip_max,
+        }
+        results = ("dx", "dhx", "dcx", "previous", "drecurrent", "dprojected", "unprojected")
+        outputs = self._operation(
+            "recurrence_backward", "recurrence_backward", values, results, compute_data_type, name
+        )
+        return outputs[0], outputs[1], outputs[2], outputs[3], outputs[4], outputs[5], outputs[6]
+
     def resample(
         self,
         input: Operand,

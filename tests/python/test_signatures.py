@@ -101,7 +101,7 @@ WHOLE = {
 # Not in cuDNN's Python frontend: Weft's own methods may grow, but each is listed here.
 OURS = """
 atan2 bn_finalize causal_conv1d causal_conv1d_backward dbn_weight diagonal_band_mask floor_mod groupnorm
-groupnorm_backward paged_cache_load resample resample_backward rng
+groupnorm_backward paged_cache_load recurrence recurrence_backward resample resample_backward rng
 scaled_dot_product_flash_attention scaled_dot_product_flash_attention_backward softmax
 """
 

@@ -16,6 +16,7 @@ extern const struct family cpu_element;     /* one operation whose elements are 
                                                dequantization), with fused pointwise operations */
 extern const struct family cpu_pooling;     /* pooling and interpolation, forward and backward */
 extern const struct family cpu_causal;      /* causal convolutions of sequences, forward and backward */
+extern const struct family cpu_recurrent;   /* steps of recurrent layers, forward and backward */
 extern const struct family cpu_reference;   /* any single operation, as defined */
 
 #endif

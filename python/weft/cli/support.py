@@ -72,6 +72,10 @@ _EXAMPLES: dict[str, Callable[[_Example], Any]] = {
     "causal_conv1d_backward": lambda e: e.g.causal_conv1d_backward(
         e.t(4, 16, 32), e.t(4, 16, 32), e.t(16, 4), activation="SWISH_FWD"
     ),
+    "recurrence": lambda e: e.g.recurrence(e.t(4, 8, 64), e.t(64, 16)),
+    "recurrence_backward": lambda e: e.g.recurrence_backward(
+        e.t(4, 8, 16), e.t(4, 8, 16), e.t(64, 16), e.t(4, 8, 80)
+    ),
     "resample": lambda e: e.g.resample(e.t(*FULL), window=[2, 2], stride=[2, 2], generate_index=True),
     "resample_backward": lambda e: e.g.resample_backward(
         e.t(4, 16, 4, 4), input=e.t(*FULL), window=[2, 2], stride=[2, 2]
