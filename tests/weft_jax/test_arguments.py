@@ -16,7 +16,7 @@ import weft
 import weft.jax as weft_jax
 from jax_cases import CASES, arguments, attention, functions
 from jax_checks import TOLERANCES, close, gradients, normal
-from weft.jax.drawing import Drawing, Form
+from weft.jax.graph_builder import Form, GraphBuilder
 
 X, K, Q = np.ones((1, 5, 5, 3)), np.ones((3, 3, 3, 4)), np.random.default_rng(0).normal(size=(2, 3, 2, 4))
 
@@ -164,10 +164,10 @@ def test_arrays_of_any_other_shape_are_refused_or_right(name: str) -> None:
     assert [m for m in messages if not re.fullmatch(r"\w+: .+: expected .+, got .+\. .+\.", m)] == []
 
 
-def test_a_drawing_reads_no_more_than_an_argument_has() -> None:
-    drawing = Drawing(weft.Graph("norm"), [Form((3,), np.dtype("f8"))])
+def test_a_graph_builder_reads_no_more_than_an_argument_has() -> None:
+    builder = GraphBuilder(weft.Graph("norm"), [Form((3,), np.dtype("f8"))])
     with pytest.raises(weft.BadParameterError) as refused:
-        drawing.read(0, [1, 4])
+        builder.read(0, [1, 4])
     assert str(refused.value) == (
         "weft.norm: the shape of argument 0 does not fit: expected [1, 4] (4 elements), got float64[3]. "
         "Check the shapes of the arrays."

@@ -48,7 +48,7 @@ def test_a_graph_that_was_drawn_before() -> None:
         run(normal(4, 3))
     assert str(refused.value) == (
         "weft.jax.graph: the arrays for negated do not fit: expected float64[3,4], got float64[4,3]. Pass "
-        "such arrays, or wrap the function that draws the graph, which supports all shapes."
+        "such arrays, or wrap the function that builds the graph, which supports all shapes."
     )
 
 

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("jax")
 from weft.enums import device_kind
-from weft.jax import drawing
-from weft.jax.drawing import Call, Form
+from weft.jax import graph_builder
+from weft.jax.graph_builder import Call, Form
 from weft.jax.operators import products
 
 F4, F8 = np.dtype("f4"), np.dtype("f8")
@@ -47,33 +47,33 @@ CALLS: dict[str, tuple[Call, tuple[Form, ...]]] = {
 
 
 def prepared(name: str) -> Any:
-    return drawing.prepare(*CALLS[name], device_kind.CPU, "")
+    return graph_builder.prepare(*CALLS[name], device_kind.CPU, "")
 
 
 def test_calls_that_differ_in_one_field_have_plans_of_their_own() -> None:
-    drawing.prepare.cache_clear()
+    graph_builder.prepare.cache_clear()
     first = {name: prepared(name) for name in CALLS}
-    assert drawing.prepare.cache_info().misses == len(CALLS)
+    assert graph_builder.prepare.cache_info().misses == len(CALLS)
     plans = {(each.key, each.places) for each in first.values()}
     assert len(plans) == len(CALLS), "two calls have the plan of one"
     assert all(prepared(name) is each for name, each in first.items())
-    assert drawing.prepare.cache_info().misses == len(CALLS)
+    assert graph_builder.prepare.cache_info().misses == len(CALLS)
 
 
 def test_all_bits_and_the_chip_are_part_of_a_key() -> None:
-    drawing.prepare.cache_clear()
+    graph_builder.prepare.cache_clear()
     made, forms = CALLS["itself"]
     for is_exact in (False, True):
         for arch in ("", "sm_90"):
-            drawing.prepare(made._replace(is_exact=is_exact), forms, device_kind.CPU, arch)
-    assert drawing.prepare.cache_info().misses == 4
+            graph_builder.prepare(made._replace(is_exact=is_exact), forms, device_kind.CPU, arch)
+    assert graph_builder.prepare.cache_info().misses == 4
 
 
 def test_all_bits_decide_about_narrowing_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
     large = (Form((512, 512), F4), Form((512, 512), F4))
     found = [
-        drawing.prepare(call()[0]._replace(is_exact=is_exact), large, device_kind.CUDA, "sm_90").source
+        graph_builder.prepare(call()[0]._replace(is_exact=is_exact), large, device_kind.CUDA, "sm_90").source
         for is_exact in (False, True)
     ]
     assert [each.engine.endswith("tf32") for each in found] == [True, False]

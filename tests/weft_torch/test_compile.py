@@ -448,7 +448,7 @@ def test_a_unet_with_channels_last_moves_nothing_on_a_gpu(monkeypatch) -> None:
     types = {"device": "sm_90", "io_data_type": "bf16", "compute_data_type": "f32"}
     monkeypatch.setattr(norms, "_is_apart_on_the_cpu", lambda _: False, raising=False)
     monkeypatch.setattr(regions, "_graph_of", lambda *_: Elsewhere(**types))
-    monkeypatch.setattr(regions._SeparateDrawer, "run", lambda *_: None)  # only whole regions are planned
+    monkeypatch.setattr(regions._SeparateInterpreter, "run", lambda *_: None)  # only whole regions are planned
     torch.manual_seed(5)
     layout = {"memory_format": torch.channels_last, "dtype": torch.bfloat16}
     with torch.device("cpu"):  # everywhere: what is asked for is the plan

@@ -328,7 +328,7 @@ def test_positions_are_counted_in_a_type_that_holds_them(shape) -> None:
     x = torch.empty(1, 1, *shape, device="meta")
     outputs = getattr(torch.nn.functional, f"max_pool{rank}d")(x, window, return_indices=True)
     graph = Graph("max_pool", device="sm_90", compute_data_type=torch.float32)
-    pooling._max_pool(rank, plans.Drawing(graph, [x], outputs), x, window, window, none, one, False)
+    pooling._max_pool(rank, plans.GraphBuilder(graph, [x], outputs), x, window, window, none, one, False)
     types = {each.compute_data_type for each in graph._operations if each.kind == "pointwise"}
     assert {each.name for each in types} == {PLANES[shape]}
 

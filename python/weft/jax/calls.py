@@ -21,7 +21,7 @@ from jax.interpreters import partial_eval as pe
 from weft import integrations
 from weft.enums import device_kind
 from weft.errors import NotSupportedError
-from weft.jax.drawing import Call, Form, Operator, Prepared, prepare, results_of
+from weft.jax.graph_builder import Call, Form, Operator, Prepared, prepare, results_of
 from weft.plan import Plan
 
 TARGET = "weft"

@@ -28,8 +28,8 @@ Wanted = tuple[bool, ...]
 class Function(ABC):
     """A public operator: what it computes, and how it is differentiated.
 
-    The arrays go through `check` first, then through `local` on every shard, and `local` calls `apply` with
-    whatever `forward`, `backward` and `plain` accept.
+    `check` converts the arrays first. `local` then runs on every shard and calls `apply` with the arguments
+    that `forward`, `backward` and `plain` accept.
     """
 
     def __init__(self, name: str) -> None:

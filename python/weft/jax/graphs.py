@@ -13,7 +13,7 @@ from weft.devices import DeviceProperties
 from weft.errors import BadParameterError
 from weft.graphs import Graph
 from weft.jax.calls import call, vary_together
-from weft.jax.drawing import Call, Drawing, Form, Operator, Place
+from weft.jax.graph_builder import Call, Form, GraphBuilder, Operator, Place
 from weft.tensor import Tensor
 
 
@@ -35,7 +35,7 @@ def graph(source: Callable[..., Any] | Graph) -> Callable[..., Any]:
     >>> scaled_relu(jnp.array([-1.0, 2.0]), factor=3.0)
     Array([0., 6.], dtype=float32)
     """
-    operator = Given(source) if isinstance(source, Graph) else Drawn(source)
+    operator = ExistingGraph(source) if isinstance(source, Graph) else FunctionOperator(source)
 
     @partial(jax.jit, static_argnums=0, inline=True)
     def traced(options: tuple[tuple[str, Any], ...], *arrays: Any) -> Any:
@@ -48,20 +48,20 @@ def graph(source: Callable[..., Any] | Graph) -> Callable[..., Any]:
     return run if isinstance(source, Graph) else wraps(source)(run)
 
 
-class Drawn(Operator):
-    """An operator that a user's function draws."""
+class FunctionOperator(Operator):
+    """An operator whose graph a user's function builds."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(getattr(function, "__name__", "graph"), self._draw)
+        super().__init__(getattr(function, "__name__", "graph"), self._build)
         self._function, self._singles = function, dict[Any, bool]()
 
     def is_single(self, options: tuple[tuple[str, Hashable], ...]) -> bool:
         """True if the function returned a single tensor with these options."""
         return self._singles[options]
 
-    def _draw(self, d: Drawing, *options: tuple[str, Hashable]) -> None:
-        tensors = [d.read(i) for i in range(len(d.arguments))]
-        returned = self._function(d.graph, *tensors, **dict(options))
+    def _build(self, gb: GraphBuilder, *options: tuple[str, Hashable]) -> None:
+        tensors = [gb.read(i) for i in range(len(gb.arguments))]
+        returned = self._function(gb.graph, *tensors, **dict(options))
         self._singles[options] = isinstance(returned, Tensor)
         results = list(returned) if isinstance(returned, (list, tuple)) else [returned]
         used = list(tensors)
@@ -74,10 +74,10 @@ class Drawn(Operator):
             # An argument, or a tensor that is returned twice, is copied into a result of its own.
             is_used = any(each is tensor for tensor in used)
             used.append(each)
-            d.write_inferred(d.graph.identity(each) if is_used else each)
+            gb.write_inferred(gb.graph.identity(each) if is_used else each)
 
 
-class Given(Operator):
+class ExistingGraph(Operator):
     """An operator from a graph that already exists."""
 
     def __init__(self, graph: Graph) -> None:
@@ -92,32 +92,32 @@ class Given(Operator):
         return len(self._outputs) == 1
 
     def _refuse(self, *_: Any) -> None:
-        raise AssertionError("an existing graph is not drawn")
+        raise AssertionError("an existing graph is not built again")
 
-    def drawn(
+    def builder_for(
         self, call: Call, arguments: Sequence[Form], results: Sequence[Form] = (), device: Place | None = None
-    ) -> Drawing:
+    ) -> GraphBuilder:
         """Returns the graph itself if it has these shapes."""
-        drawing = Drawing(self._graph, arguments)
+        builder = GraphBuilder(self._graph, arguments)
         if call.attributes or list(map(_form, self._inputs)) != list(arguments):
             wanted, got = (", ".join(map(str, each)) for each in (map(_form, self._inputs), arguments))
             raise BadParameterError(
                 f"weft.jax.graph: the arrays for {self.name} do not fit: expected {wanted}, got {got}"
                 f"{' and options' if call.attributes else ''}. Pass such arrays, or wrap the function "
-                "that draws the graph, which supports all shapes."
+                "that builds the graph, which supports all shapes."
             )
         if device is not None and device not in (self._graph._handle, self._graph._device_property):
             self._graph = self._placed(device)
-        drawing.ends = [(t, i) for i, t in enumerate(self._inputs)]
-        drawing.ends += [(t, ~i) for i, t in enumerate(self._outputs)]
-        drawing.results = [_form(t) for t in self._outputs]
-        return drawing
+        builder.ends = [(t, i) for i, t in enumerate(self._inputs)]
+        builder.ends += [(t, ~i) for i, t in enumerate(self._outputs)]
+        builder.results = [_form(t) for t in self._outputs]
+        return builder
 
     def _placed(self, device: Place) -> Graph:
         if self._graph._made_planner is not None:
             raise BadParameterError(
                 f"weft.jax.graph: {self.name} was planned for another device than {device!r}. Wrap the "
-                "function that draws the graph, which supports all devices."
+                "function that builds the graph, which supports all devices."
             )
         self._graph._handle = None if isinstance(device, DeviceProperties) else device
         self._graph._device_property = device if isinstance(device, DeviceProperties) else None

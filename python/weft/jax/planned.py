@@ -13,7 +13,7 @@ from weft import buffers, dtypes, slots
 from weft.enums import device_kind
 from weft.errors import BadParameterError
 from weft.jax.calls import call
-from weft.jax.drawing import Call, Form, Operator, Prepared, prepared
+from weft.jax.graph_builder import Call, Form, Operator, Prepared, prepared
 from weft.plan import OTHER_DEVICE, Plan
 from weft.run_state import RunState
 
@@ -40,7 +40,7 @@ class Planned(Operator):
         self.places = Places(tuple(arguments), tuple(results), tuple(numbers))
 
     def _refuse(self, *_: Any) -> None:
-        raise AssertionError("a plan is not drawn")
+        raise AssertionError("a plan has no graph to build")
 
     def results(self, call: Call, arguments: Sequence[Form]) -> tuple[Form, ...]:
         """Returns the forms of the slots that the plan writes."""

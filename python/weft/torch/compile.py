@@ -23,10 +23,10 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from weft.errors import WeftError
 from weft.torch import inductor
-from weft.torch.nodes import BLANK, DRAWN, OWN
+from weft.torch.nodes import BLANK, BUILDERS, OWN
 from weft.torch.ops import FLOATS, INDICES
 from weft.torch.partition import partition
-from weft.torch.regions import GETITEM_OPS, VIEW_OPS, Cover, draw_separately, name_of
+from weft.torch.regions import GETITEM_OPS, VIEW_OPS, Cover, build_separately, name_of
 from weft.torch.rewrites import recompute_widened, rewrite
 
 # ---- Which operators ----
@@ -46,7 +46,7 @@ def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
 
 def refusal(node: torch.fx.Node) -> str:
     """Returns why torch computes the node, or an empty string if Weft can."""
-    if node.target not in DRAWN:
+    if node.target not in BUILDERS:
         return "not supported by Weft"
     if any("val" not in each.meta for each in (node, *node.all_input_nodes)):
         return "a value of unknown type"
@@ -54,7 +54,7 @@ def refusal(node: torch.fx.Node) -> str:
         for each in _tensors(node):
             if each.dtype not in (*FLOATS, torch.bool, *_others(node)):
                 return f"type {each.dtype}"
-    return _draw_refusal(node)
+    return _build_refusal(node)
 
 
 def _others(node: torch.fx.Node) -> Sequence[torch.dtype]:
@@ -71,14 +71,14 @@ def _is_blank(node: torch.fx.Node) -> bool:
     return is_element or str(node.target).startswith("aten._scaled_dot_product")
 
 
-def _draw_refusal(node: torch.fx.Node) -> str:
-    """Returns why Weft refuses to draw the node by itself; empty if it does not, or if sizes are symbolic."""
+def _build_refusal(node: torch.fx.Node) -> str:
+    """Returns why Weft cannot build a graph of only this node; empty if it can, or if sizes are symbolic."""
     inputs = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]
     if node.target in GETITEM_OPS or any(_is_symbolic(value) for value in (*inputs, node.meta["val"])):
         return ""
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     try:
-        draw_separately(node.target, args, kwargs, node.meta["val"])
+        build_separately(node.target, args, kwargs, node.meta["val"])
     except WeftError as error:
         return str(error)
     return ""

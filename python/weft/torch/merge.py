@@ -10,7 +10,7 @@ import torch
 from weft.tensor import Tensor
 from weft.torch.operators.attention import softmax_of
 from weft.torch.ops import OPERATORS, differentiable, gradients, operator
-from weft.torch.plans import Drawing
+from weft.torch.plans import GraphBuilder
 
 LOWEST = -3e38
 """A finite lower bound for the statistics. A row without visible keys has the statistic -inf."""
@@ -28,8 +28,8 @@ def _rows(lse: Any) -> tuple[list[int], list[int]]:
     return [*lse.shape, 1], [*steps, 1]
 
 
-def _read(d: Drawing, o: Any, lse: Any) -> _Part:
-    return _Part(d.read(o), d.read(lse, *_rows(lse)))
+def _read(gb: GraphBuilder, o: Any, lse: Any) -> _Part:
+    return _Part(gb.read(o), gb.read(lse, *_rows(lse)))
 
 
 def _fake(o1: Any, lse1: Any, o2: Any, lse2: Any) -> Any:
@@ -42,15 +42,15 @@ def _fake(o1: Any, lse1: Any, o2: Any, lse2: Any) -> Any:
     "-> (Tensor output, Tensor logsumexp)",
     fake=_fake,
 )
-def _merge(d: Drawing, o1: Any, lse1: Any, o2: Any, lse2: Any) -> None:
-    g, one, two = d.graph, _read(d, o1, lse1), _read(d, o2, lse2)
-    most = g.max(g.max(one.lse, two.lse), d.number(LOWEST))
+def _merge(gb: GraphBuilder, o1: Any, lse1: Any, o2: Any, lse2: Any) -> None:
+    g, one, two = gb.graph, _read(gb, o1, lse1), _read(gb, o2, lse2)
+    most = g.max(g.max(one.lse, two.lse), gb.number(LOWEST))
     weight1, weight2 = (g.exp(g.sub(part.lse, most)) for part in (one, two))
     total = g.add(weight1, weight2)
     # Either the larger weight is 1, or both weights are 0 and the result is 0.
-    share = g.reciprocal(g.max(total, d.number(0.5)))
-    d.write(0, g.add(g.mul(one.o, g.mul(weight1, share)), g.mul(two.o, g.mul(weight2, share))))
-    d.write(1, g.add(most, g.log(total)), *_rows(d.outputs[1]))
+    share = g.reciprocal(g.max(total, gb.number(0.5)))
+    gb.write(0, g.add(g.mul(one.o, g.mul(weight1, share)), g.mul(two.o, g.mul(weight2, share))))
+    gb.write(1, g.add(most, g.log(total)), *_rows(gb.outputs[1]))
 
 
 def _fake_backward(do: Any, dlse: Any, o1: Any, lse1: Any, o2: Any, lse2: Any, *_: Any) -> Any:
@@ -64,15 +64,15 @@ def _fake_backward(do: Any, dlse: Any, o1: Any, lse1: Any, o2: Any, lse2: Any, *
     fake=_fake_backward,
 )
 def _merge_backward(
-    d: Drawing, do: Any, dlse: Any, o1: Any, lse1: Any, o2: Any, lse2: Any, o: Any, lse: Any
+    gb: GraphBuilder, do: Any, dlse: Any, o1: Any, lse1: Any, o2: Any, lse2: Any, o: Any, lse: Any
 ) -> None:  # fmt: skip
-    g, merged, loss = d.graph, _read(d, o, lse), _read(d, do, dlse)
-    most = g.max(merged.lse, d.number(LOWEST))
-    for i, part in enumerate((_read(d, o1, lse1), _read(d, o2, lse2))):
+    g, merged, loss = gb.graph, _read(gb, o, lse), _read(gb, do, dlse)
+    most = g.max(merged.lse, gb.number(LOWEST))
+    for i, part in enumerate((_read(gb, o1, lse1), _read(gb, o2, lse2))):
         weight = g.exp(g.sub(part.lse, most))
         along = g.reduction(g.mul(loss.o, g.sub(part.o, merged.o)), "ADD", dims=[o.ndim - 1])
-        d.write(2 * i, g.mul(loss.o, weight))
-        d.write(2 * i + 1, g.mul(weight, g.add(along, loss.lse)), *_rows(d.outputs[2 * i + 1]))
+        gb.write(2 * i, g.mul(loss.o, weight))
+        gb.write(2 * i + 1, g.mul(weight, g.add(along, loss.lse)), *_rows(gb.outputs[2 * i + 1]))
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:

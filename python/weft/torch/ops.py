@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from weft.errors import NotSupportedError, WeftError
 from weft.torch import calls
-from weft.torch.plans import PLANS, Draw, Prepared, Ready, key_of, prepare, untraced
+from weft.torch.plans import PLANS, BuildFunction, Prepared, Ready, key_of, prepare, untraced
 from weft.torch.result_rules import Rule
 
 PLACES = ("cpu", "cuda")
@@ -121,10 +121,10 @@ class Operator:
     """One operator: torch.ops.weft.NAME, and the torch operators that it may replace."""
 
     def __init__(
-        self, name: str, draw: Draw, twin: Any, places: Sequence[str], schema: str = "", fake: Any = None,
-        rule: Rule | None = None,
+        self, name: str, build: BuildFunction, twin: Any, places: Sequence[str], schema: str = "",
+        fake: Any = None, rule: Rule | None = None,
     ) -> None:  # fmt: skip
-        self.name, self.twin, self.draw = name, twin, draw
+        self.name, self.twin, self.build = name, twin, build
         """twin: the torch operator that computes the same, or None."""
         self.places, self.keys = places, ("",)
         """The devices on which it may replace torch's operator, and the prefixes of their dispatch keys."""
@@ -219,7 +219,7 @@ class Operator:
     def _prepare(self, arguments: Sequence[Any]) -> Ready:
         if self.twin is not None and (reason := refusal(arguments, INDICES)):
             raise NotSupportedError(reason)
-        return prepare(self.name, self.fake, self.rule, self.draw, arguments)
+        return prepare(self.name, self.fake, self.rule, self.build, arguments)
 
     def fake(self, *arguments: Any, **named: Any) -> Any:
         """Computes the results on fake tensors."""
@@ -297,8 +297,8 @@ _library = torch.library.Library("weft", "DEF")
 def operator(
     name: str, twin: Any = None, places: Sequence[str] = PLACES, schema: str = "", fake: Any = None,
     rule: Rule | None = None,
-) -> Callable[[Draw], Draw]:  # fmt: skip
-    """Registers a function that draws a graph as the operator torch.ops.weft.NAME.
+) -> Callable[[BuildFunction], BuildFunction]:  # fmt: skip
+    """Registers a function that builds the graph of the operator torch.ops.weft.NAME.
 
     Args:
         twin: the torch operator that computes the same.
@@ -308,13 +308,13 @@ def operator(
         rule: computes them faster for common tensors.
     """
 
-    def add(draw: Draw) -> Draw:
-        made = OPERATORS[name] = Operator(name, draw, twin, places if twin else (), schema, fake, rule)
+    def add(build: BuildFunction) -> BuildFunction:
+        made = OPERATORS[name] = Operator(name, build, twin, places if twin else (), schema, fake, rule)
         _library.define(made.schema, tags=[torch.Tag.pt2_compliant_tag])
         for key in ("CPU", "CUDA"):
             _library.impl(name, made.call, key)
         torch.library.register_fake(f"weft::{name}", made.fake, lib=_library)
-        return draw
+        return build
 
     return add
 

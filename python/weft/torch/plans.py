@@ -23,11 +23,11 @@ from weft.tensor import Tensor
 from weft.torch import calls
 from weft.torch.result_rules import Rule
 
-Draw = Callable[..., None]
-"""Draws an operator's graph from a Drawing and the operator's arguments."""
+BuildFunction = Callable[..., None]
+"""Builds an operator's graph, given a GraphBuilder and the operator's arguments."""
 
 
-class Drawing:
+class GraphBuilder:
     """A graph under construction, with the torch tensors that its inputs and outputs represent."""
 
     def __init__(self, graph: Graph, inputs: Sequence[torch.Tensor], outputs: Sequence[Any]) -> None:
@@ -185,7 +185,7 @@ class Prepared:
         self.plan = plan
         tensors = [i for i, each in enumerate(arguments) if isinstance(each, torch.Tensor)]
         uids = ((end.get_uid(), at) for end, at in ends)
-        # An input that was drawn but that no result depends on has no slot.
+        # An input on which no result depends has no slot.
         slots = {plan.index[uid]: at for uid, at in uids if at < 0 or uid in plan.index}
         self._inputs = [(slot, tensors[at]) for slot, at in slots.items() if at >= 0]
         self._outputs = [(slot, ~at) for slot, at in slots.items() if at < 0]
@@ -366,7 +366,7 @@ def unwanted(flags: Sequence[bool], convolves: bool, multiplies: bool) -> tuple[
 
 
 def prepare(
-    name: str, expected: Callable[..., Any], rule: Rule | None, draw: Draw, arguments: Sequence[Any]
+    name: str, expected: Callable[..., Any], rule: Rule | None, build: BuildFunction, arguments: Sequence[Any]
 ) -> Ready:
     """Builds an operator's plan. expected: computes the results on tensors without memory; rule: does so
     faster for common tensors. Raises WeftError if Weft refuses the operator on such tensors."""
@@ -388,9 +388,9 @@ def prepare(
     graph = Graph(name, handle=handle, compute_data_type=torch.float64 if is_double else torch.float32)
     if device.type == "cuda":
         graph.deselect_numeric_notes(unwanted(flags(), name in CONVOLVES, name in MULTIPLIES))
-    drawing = Drawing(graph, tensors, outputs)
-    draw(drawing, *arguments)
-    return Prepared(graph.build().plan, drawing.ends, outputs, arguments)
+    builder = GraphBuilder(graph, tensors, outputs)
+    build(builder, *arguments)
+    return Prepared(graph.build().plan, builder.ends, outputs, arguments)
 
 
 def _has_nothing(tensors: Sequence[torch.Tensor]) -> bool:

@@ -1,4 +1,4 @@
-"""A region: connected torch operators of a compiled graph, drawn as one Weft graph."""
+"""A region: connected torch operators of a compiled graph, built as one Weft graph."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from weft.errors import NotSupportedError, WeftError
 from weft.graphs import Graph
 from weft.tensor import Tensor
 from weft.torch import calls, plans
-from weft.torch.nodes import BLANK, DRAWN, OWN, VIEWS
-from weft.torch.plans import CONVOLVES, MULTIPLIES, Cache, Drawing, Prepared, Ready, _strides
+from weft.torch.nodes import BLANK, BUILDERS, OWN, VIEWS
+from weft.torch.plans import CONVOLVES, MULTIPLIES, Cache, GraphBuilder, Prepared, Ready, _strides
 
 aten = torch.ops.aten
 
@@ -49,16 +49,16 @@ def name_of(target: Any) -> str:
     return str(target).removeprefix("aten.") if hasattr(target, "_schema") else target.__name__
 
 
-class RegionDrawing(Drawing):
+class RegionBuilder(GraphBuilder):
     """One graph for many torch operators. The fake tensors connect them: an operator reads the graph tensor
     that an earlier operator wrote for the same fake tensor."""
 
     def __init__(self, graph: Graph, inputs: Sequence[Any]) -> None:
         super().__init__(graph, inputs, ())
-        self._made: dict[int, Tensor] = {}
+        self._tensors: dict[int, Tensor] = {}
         """The graph tensor of each value. It has the value's elements in the same order, but may have other
         dims."""
-        self._shown: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+        self._reshapes: dict[tuple[int, tuple[int, ...]], Tensor] = {}
         """Reshaped graph tensors, by tensor and dims."""
         self._permuted: dict[int, tuple[Any, Sequence[int]]] = {}
         """Values that are permutations of other values: the source and the order."""
@@ -70,7 +70,7 @@ class RegionDrawing(Drawing):
     def read(self, value: Any, dims: Any = None, steps: Any = None) -> Tensor:
         """Reads an input, or a value that an earlier operator has written."""
         shape = list(dims) if dims is not None else list(value.shape) or [1]
-        tensor = self._made[id(value)] if self._is_made(value) else None
+        tensor = self._tensors[id(value)] if self._has_tensor(value) else None
         if tensor is None:
             if not any(each is value for each in self._inputs):
                 raise NotSupportedError("a value that no operator of the region computes.")
@@ -80,21 +80,21 @@ class RegionDrawing(Drawing):
             if dims is not None and (steps is not None or value.is_contiguous()):
                 return super().read(value, dims, steps)
             tensor = super().read(value)
-            self._keep(value, tensor)
+            self._record(value, tensor)
         return tensor if tensor.get_dim() == shape else self._reshaped(tensor, shape)
 
     def read_broadcast(self, value: Any, rank: int) -> Tensor:
-        """Like Drawing.read_broadcast, also for tensors that the region computes."""
-        if self._is_made(value):
+        """Like GraphBuilder.read_broadcast, also for tensors that the region computes."""
+        if self._has_tensor(value):
             return self.read(value, [*[1] * (rank - value.ndim), *value.shape])
         return super().read_broadcast(value, rank)
 
     def read_permuted(self, value: Any, order: Sequence[int], rank: int = 0) -> Tensor:
-        """Like Drawing.read_permuted, but a value that the region permutes is read from its source with the
-        composed order."""
+        """Like GraphBuilder.read_permuted, but a value that the region permutes is read from its source with
+        the composed order."""
         source, before = self._permuted.get(id(value), (value, range(value.ndim)))
         composed = [before[i] for i in order]
-        if not self._is_made(source):
+        if not self._has_tensor(source):
             return super().read_permuted(source, composed, rank)
         tensor = self.read(source)
         if composed != list(range(source.ndim)):
@@ -103,7 +103,7 @@ class RegionDrawing(Drawing):
 
     def permute(self, value: Any, source: Any, order: Sequence[int]) -> None:
         """Defines a value as another one with its dimensions permuted."""
-        self._keep(value, self.graph.transpose(self.read(source), order).set_dim([*value.shape]))
+        self._record(value, self.graph.transpose(self.read(source), order).set_dim([*value.shape]))
         self._permuted[id(value)] = source, list(order)
 
     def write(self, i: int, result: Tensor, dims: Any = None, steps: Any = None) -> None:
@@ -111,30 +111,30 @@ class RegionDrawing(Drawing):
         value = self.outputs[i]
         _check_elements(value)
         shape = list(dims) if dims is not None else list(value.shape) or [1]
-        self._keep(value, result.set_data_type(value.dtype).set_dim(shape))
+        self._record(value, result.set_data_type(value.dtype).set_dim(shape))
 
-    def show(self, value: Any, source: Any) -> None:
+    def define_reshaped(self, value: Any, source: Any) -> None:
         """Defines a value as a reshaped view of another one, with its elements in the same order."""
-        if id(source) in self._narrow and id(source) not in self._made:
+        if id(source) in self._narrow and id(source) not in self._tensors:
             narrow = self._narrow[id(source)]
             shown = narrow.new_empty(value.shape)
-            self.show(shown, narrow)
+            self.define_reshaped(shown, narrow)
             self.widen(value, shown)
-        elif id(source) in self._made or not source.is_contiguous():
+        elif id(source) in self._tensors or not source.is_contiguous():
             self.read(source)
-            self._keep(value, self._made[id(source)])
+            self._record(value, self._tensors[id(source)])
         else:
-            self._keep(value, self.read(source, list(value.shape) or [1]))
+            self._record(value, self.read(source, list(value.shape) or [1]))
 
-    def show_part(self, value: Any, source: Any) -> None:
+    def define_part(self, value: Any, source: Any) -> None:
         """Defines a value as the part of another one that starts at its first element. A part of an input is
         read in place with the value's strides; a part of a computed tensor is copied."""
         shape = list(value.shape)
-        if not self._is_made(source):
-            self._keep(value, self.read(source, shape, value.stride()))
+        if not self._has_tensor(source):
+            self._record(value, self.read(source, shape, value.stride()))
         else:
             parts = [slice(0, n) for n in shape]
-            self._keep(value, self.graph.slice(self.read(source), parts).set_dim(shape))
+            self._record(value, self.graph.slice(self.read(source), parts).set_dim(shape))
 
     def space(self, values: Sequence[Any]) -> list[int]:
         """Returns the dims in which to compute the operator's result from these values: those of a computed
@@ -143,7 +143,7 @@ class RegionDrawing(Drawing):
         shape = list(self.outputs[0].shape) or [1]
         values = [self.exact(each) for each in values]
         for each in values:
-            tensor = self._made.get(id(each))
+            tensor = self._tensors.get(id(each))
             if tensor is None or list(each.shape) != shape or tensor.get_dim() == shape:
                 continue
             dims: list[int] = tensor.get_dim()
@@ -164,8 +164,8 @@ class RegionDrawing(Drawing):
         gets."""
         if id(value) in self._blank:
             return
-        is_packed = layout.is_contiguous() and self._is_made(value)
-        result = self._made[id(value)] if is_packed else self.read(value)
+        is_packed = layout.is_contiguous() and self._has_tensor(value)
+        result = self._tensors[id(value)] if is_packed else self.read(value)
         if any(result is end for end, _ in self.ends):
             result = self.graph.identity(result).set_dim(result.get_dim())
         result.set_output(True).set_data_type(value.dtype)
@@ -174,9 +174,9 @@ class RegionDrawing(Drawing):
         self.ends.append((result, ~i))
 
     def leave_blank(self, may_lack: bool) -> None:
-        """Records which results of the operator are not drawn. may_lack: whether such a result may have
-        elements, because it is unused."""
-        blank = [e for e in self.outputs if id(e) not in self._made and id(e) not in self._narrow]
+        """Records which results of the operator have no graph tensor. may_lack: whether such a result may
+        have elements, because it is unused."""
+        blank = [e for e in self.outputs if id(e) not in self._tensors and id(e) not in self._narrow]
         lacking = [each for each in blank if isinstance(each, torch.Tensor) and each.numel()]
         if lacking and not may_lack:
             raise NotSupportedError(f"no result of shape {list(lacking[0].shape)}: Weft does not compute it.")
@@ -184,11 +184,11 @@ class RegionDrawing(Drawing):
         self._blank |= set(map(id, blank))
 
     def is_expanded(self, value: Any, dim: int) -> bool:
-        """Like Drawing.is_expanded, but False for computed tensors, whose strides Weft chooses."""
-        return not self._is_made(value) and super().is_expanded(value, dim)
+        """Like GraphBuilder.is_expanded, but False for computed tensors, whose strides Weft chooses."""
+        return not self._has_tensor(value) and super().is_expanded(value, dim)
 
     def exact(self, value: Any) -> Any:
-        """Like Drawing.exact: returns the original if this value is a copy of it in a wider type."""
+        """Like GraphBuilder.exact: returns the original if this value is a copy of it in a wider type."""
         return self._narrow.get(id(value), value)
 
     def widen(self, value: Any, source: Any) -> None:
@@ -197,23 +197,23 @@ class RegionDrawing(Drawing):
         self._narrow[id(value)] = self.exact(source)
         self._values += [value, source]
 
-    def _is_made(self, value: Any) -> bool:
+    def _has_tensor(self, value: Any) -> bool:
         """True if the graph has a tensor for the value. Creates the tensor of a widened copy."""
-        if id(value) not in self._made and id(value) in self._narrow:
+        if id(value) not in self._tensors and id(value) in self._narrow:
             copy = self.graph.identity(self.read(self._narrow[id(value)]))
-            self._keep(value, copy.set_data_type(value.dtype).set_dim(list(value.shape) or [1]))
-        return id(value) in self._made
+            self._record(value, copy.set_data_type(value.dtype).set_dim(list(value.shape) or [1]))
+        return id(value) in self._tensors
 
-    def _keep(self, value: Any, tensor: Tensor) -> None:
+    def _record(self, value: Any, tensor: Tensor) -> None:
         self._values.append(value)
-        self._made[id(value)] = tensor
+        self._tensors[id(value)] = tensor
 
     def _reshaped(self, value: Tensor, dims: Sequence[int]) -> Tensor:
         key = id(value), tuple(dims)
-        if key not in self._shown:
+        if key not in self._reshapes:
             shown = self.graph.reshape(value, reshape_mode=reshape_mode.LOGICAL)
-            self._shown[key] = shown.set_dim(list(dims))
-        return self._shown[key]
+            self._reshapes[key] = shown.set_dim(list(dims))
+        return self._reshapes[key]
 
 
 def _check_elements(value: torch.Tensor) -> None:
@@ -238,12 +238,12 @@ def _shape_in(dims: Sequence[int], shape: Sequence[int], value: Any) -> list[int
     return [1] * (len(dims) - tail) + extents if fits else None
 
 
-def draw(drawing: RegionDrawing, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Draws one operator, with the defaults of arguments that torch omitted."""
+def build(builder: RegionBuilder, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Adds one operator to the graph, with the defaults of arguments that torch omitted."""
     if hasattr(target, "_schema"):
         rest = target._schema.arguments[len(args) :]
         args = (*args, *(kwargs.get(each.name, each.default_value) for each in rest))
-    DRAWN[target](drawing, *args)
+    BUILDERS[target](builder, *args)
 
 
 class _Refusal(NotSupportedError):
@@ -254,12 +254,12 @@ class _Refusal(NotSupportedError):
         self.node = node
 
 
-class _Drawer(torch.fx.Interpreter):  # type: ignore[misc]
-    """Runs a region's operators on fake tensors and draws each. Raises _Refusal."""
+class _RegionInterpreter(torch.fx.Interpreter):  # type: ignore[misc]
+    """Runs a region's operators on fake tensors and adds each to the graph. Raises _Refusal."""
 
-    def __init__(self, module: torch.fx.GraphModule, drawing: RegionDrawing) -> None:
+    def __init__(self, module: torch.fx.GraphModule, builder: RegionBuilder) -> None:
         super().__init__(module, garbage_collect_values=False)
-        self._drawing = drawing
+        self._builder = builder
         self.extra_traceback = False  # torch would append its own text to a refusal
 
     def run_node(self, node: torch.fx.Node) -> Any:
@@ -270,10 +270,10 @@ class _Drawer(torch.fx.Interpreter):  # type: ignore[misc]
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         result = super().call_function(target, args, kwargs)
-        self._drawing.outputs = list(result) if isinstance(result, (tuple, list)) else [result]
-        draw(self._drawing, target, args, kwargs)
+        self._builder.outputs = list(result) if isinstance(result, (tuple, list)) else [result]
+        build(self._builder, target, args, kwargs)
         if target not in GETITEM_OPS:
-            self._drawing.leave_blank(target in BLANK)
+            self._builder.leave_blank(target in BLANK)
         return result
 
 
@@ -388,9 +388,9 @@ class Region:
     def _refused(self, error: WeftError, arguments: Sequence[Any]) -> dict[str, list[torch.fx.Node]]:
         """Returns the nodes that Weft refuses, by reason: those that it refuses when tried separately, else
         the one that it refuses in the region, else all of them."""
-        is_fully_drawn = not isinstance(error, _Refusal)
+        is_complete = not isinstance(error, _Refusal)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            alone = _SeparateDrawer(self.module, self._products, is_fully_drawn)
+            alone = _SeparateInterpreter(self.module, self._products, is_complete)
             alone.run(*_fakes(mode, arguments))
         refused = [error.node] if isinstance(error, _Refusal) else self._computing()
         return alone.refused or {str(error): refused}
@@ -411,13 +411,13 @@ class Region:
         graph = _graph_of(tensors, self._products)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             fakes = _fakes(mode, arguments)
-            drawing = RegionDrawing(graph, [each for each in fakes if isinstance(each, torch.Tensor)])
-            values = _Drawer(self.module, drawing).run(*fakes)
+            builder = RegionBuilder(graph, [each for each in fakes if isinstance(each, torch.Tensor)])
+            values = _RegionInterpreter(self.module, builder).run(*fakes)
             layouts = _layouts(values)
         for i, (value, layout) in enumerate(zip(values, layouts, strict=True)):
             if layout is not None:
-                drawing.finish(i, value, layout)
-        prepared = Prepared(graph.build().plan, drawing.ends, layouts, arguments)
+                builder.finish(i, value, layout)
+        prepared = Prepared(graph.build().plan, builder.ends, layouts, arguments)
         self._cover.graphs.append(graph)
         return prepared
 
@@ -432,8 +432,8 @@ def _warn(name: str, why: str) -> None:
     )
 
 
-class _SeparateDrawer(torch.fx.Interpreter):  # type: ignore[misc]
-    """Runs a region's operators on fake tensors and draws each in a graph of its own. builds: whether to also
+class _SeparateInterpreter(torch.fx.Interpreter):  # type: ignore[misc]
+    """Runs a region's operators on fake tensors and builds a separate graph for each. builds: whether to also
     build the graphs of the operators that compute."""
 
     def __init__(self, module: torch.fx.GraphModule, products: tuple[bool, bool], builds: bool) -> None:
@@ -447,12 +447,12 @@ class _SeparateDrawer(torch.fx.Interpreter):  # type: ignore[misc]
         if node.op == "call_function" and node.target not in GETITEM_OPS:
             args, kwargs = self.fetch_args_kwargs_from_env(node)
             try:
-                drawing = draw_separately(node.target, args, kwargs, result, self._products)
+                builder = build_separately(node.target, args, kwargs, result, self._products)
                 if self._builds and _computes(node):
-                    for i, each in enumerate(drawing.outputs):
+                    for i, each in enumerate(builder.outputs):
                         if isinstance(each, torch.Tensor):
-                            drawing.finish(i, each, _without_expanded(each))
-                    drawing.graph.build()
+                            builder.finish(i, each, _without_expanded(each))
+                    builder.graph.build()
             except WeftError as error:
                 self.refused.setdefault(str(error), []).append(node)
         return result
@@ -462,10 +462,10 @@ def _computes(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and node.target not in GETITEM_OPS and node.target not in MOVE_OPS
 
 
-def draw_separately(
+def build_separately(
     target: Any, args: Any, kwargs: Any, results: Any, products: tuple[bool, bool] = (False, False)
-) -> RegionDrawing:
-    """Draws one operator on fake tensors. Raises WeftError if Weft refuses it.
+) -> RegionBuilder:
+    """Builds a graph of one operator on fake tensors. Raises WeftError if Weft refuses it.
 
     Args:
         target, args, kwargs: the operator and its arguments.
@@ -473,11 +473,11 @@ def draw_separately(
         products: whether the region has convolutions, and whether it has matrix products.
     """
     tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-    drawing = RegionDrawing(_graph_of(tensors, products), tensors)
-    drawing.outputs = list(results) if isinstance(results, (tuple, list)) else [results]
-    draw(drawing, target, args, kwargs)
-    drawing.leave_blank(target in BLANK)
-    return drawing
+    builder = RegionBuilder(_graph_of(tensors, products), tensors)
+    builder.outputs = list(results) if isinstance(results, (tuple, list)) else [results]
+    build(builder, target, args, kwargs)
+    builder.leave_blank(target in BLANK)
+    return builder
 
 
 class _SplitRegion:

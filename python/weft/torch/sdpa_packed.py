@@ -13,7 +13,7 @@ from weft.errors import NotSupportedError
 from weft.tensor import Tensor
 from weft.torch.operators.attention import scores_of, softmax_of
 from weft.torch.ops import OPERATORS, differentiable, gradients, operator
-from weft.torch.plans import Drawing
+from weft.torch.plans import GraphBuilder
 
 NO_BOUND = -1
 """A window that is unbounded on that side."""
@@ -30,8 +30,8 @@ def _band(causal: bool, left: int, right: int) -> dict[str, Any]:
     }
 
 
-def _scale(d: Drawing, q: Any, scale: float | None) -> Tensor:
-    return d.number(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+def _scale(gb: GraphBuilder, q: Any, scale: float | None) -> Tensor:
+    return gb.number(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
 
 
 # ---- Packed sequences ----
@@ -40,9 +40,9 @@ def _scale(d: Drawing, q: Any, scale: float | None) -> Tensor:
 class _Side:
     """The queries or the keys of all packed sequences: their offsets and their maximum length."""
 
-    def __init__(self, d: Drawing, starts: Any, longest: int) -> None:
-        self.d, self.count, self.longest = d, starts.numel() - 1, longest
-        self.starts = d.read(starts, [starts.numel(), 1, 1, 1])
+    def __init__(self, gb: GraphBuilder, starts: Any, longest: int) -> None:
+        self.d, self.count, self.longest = gb, starts.numel() - 1, longest
+        self.starts = gb.read(starts, [starts.numel(), 1, 1, 1])
 
     def shape(self, value: Any) -> tuple[list[int], list[int]]:
         """Returns dims and strides of tokens [tokens, heads, elements] as a batch of sequences."""
@@ -76,7 +76,7 @@ class _Tokens:
     """Options that attention over packed sequences shares with its gradient."""
 
     def __init__(
-        self, d: Drawing, q: Any, starts: Any, starts_k: Any, longest: int, longest_k: int,
+        self, gb: GraphBuilder, q: Any, starts: Any, starts_k: Any, longest: int, longest_k: int,
         scale: float | None, *band: Any,
     ) -> None:  # fmt: skip
         if q.ndim != 3 or starts.numel() != starts_k.numel():
@@ -84,9 +84,9 @@ class _Tokens:
                 "sdpa_varlen: expected query [tokens, heads, elements] and cu_seqlens of equal length, "
                 f"got {list(q.shape)}, {starts.numel()} and {counted(starts_k.numel(), 'element')}."
             )
-        self.queries = _Side(d, starts, longest)
-        self.keys = _Side(d, starts_k, longest_k)
-        self.options = {"attn_scale": _scale(d, q, scale), "use_padding_mask": True, **_band(*band)}
+        self.queries = _Side(gb, starts, longest)
+        self.keys = _Side(gb, starts_k, longest_k)
+        self.options = {"attn_scale": _scale(gb, q, scale), "use_padding_mask": True, **_band(*band)}
         self.options |= {"cu_seq_len_q": self.queries.starts, "cu_seq_len_kv": self.keys.starts}
 
 
@@ -103,14 +103,14 @@ def _fake_varlen(q: Any, k: Any, v: Any, *_: Any) -> Any:
     "-> (Tensor output, Tensor logsumexp)",
     fake=_fake_varlen,
 )
-def _sdpa_varlen(d: Drawing, q: Any, k: Any, v: Any, *layout: Any) -> None:
-    tokens = _Tokens(d, q, *layout)
+def _sdpa_varlen(gb: GraphBuilder, q: Any, k: Any, v: Any, *layout: Any) -> None:
+    tokens = _Tokens(gb, q, *layout)
     queries, keys = tokens.queries, tokens.keys
     ends = queries.read(q), keys.read(k), keys.read(v)
-    o, statistics = d.graph.sdpa(*ends, generate_stats=True, **tokens.options)
+    o, statistics = gb.graph.sdpa(*ends, generate_stats=True, **tokens.options)
     queries.write(0, o)
-    lse = d.outputs[1]
-    d.write(1, statistics, *queries.shape(_statistics(lse)))
+    lse = gb.outputs[1]
+    gb.write(1, statistics, *queries.shape(_statistics(lse)))
     statistics.set_ragged_offset(queries.starts).set_ragged_offset_multiplier(1)
 
 
@@ -126,14 +126,14 @@ def _fake_varlen_backward(do: Any, q: Any, k: Any, v: Any, *_: Any) -> Any:
     fake=_fake_varlen_backward,
 )
 def _sdpa_varlen_backward(
-    d: Drawing, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *layout: Any
+    gb: GraphBuilder, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *layout: Any
 ) -> None:
-    tokens = _Tokens(d, q, *layout)
+    tokens = _Tokens(gb, q, *layout)
     queries, keys = tokens.queries, tokens.keys
-    statistics = d.read(lse, *queries.shape(_statistics(lse)))
+    statistics = gb.read(lse, *queries.shape(_statistics(lse)))
     statistics.set_ragged_offset(queries.starts).set_ragged_offset_multiplier(1)
     ends: Any = (queries.read(q), keys.read(k), keys.read(v), queries.read(o), queries.read(do), statistics)
-    results = d.graph.sdpa_backward(*ends, **tokens.options)
+    results = gb.graph.sdpa_backward(*ends, **tokens.options)
     for i, (side, result) in enumerate(zip((queries, keys, keys), results, strict=True)):
         side.write(i, result)
 
@@ -211,23 +211,23 @@ def _fake_paged(q: Any, k: Any, v: Any, *_: Any) -> Any:
     fake=_fake_paged,
 )
 def _sdpa_paged(
-    d: Drawing, q: Any, k: Any, v: Any, table: Any, lengths: Any, scale: float | None, causal: bool,
+    gb: GraphBuilder, q: Any, k: Any, v: Any, table: Any, lengths: Any, scale: float | None, causal: bool,
     left: int, right: int, lengths_q: Any,
 ) -> None:  # fmt: skip
     count, pages_each = table.shape
-    pages = d.read(table, [count, 1, pages_each, 1], [table.stride(0), 1, table.stride(1), 1])
+    pages = gb.read(table, [count, 1, pages_each, 1], [table.stride(0), 1, table.stride(1), 1])
     one_each = [q.shape[0], 1, 1, 1]
-    o, statistics = d.graph.sdpa(
-        d.read(q), d.read(k), d.read(v), attn_scale=_scale(d, q, scale), generate_stats=True,
+    o, statistics = gb.graph.sdpa(
+        gb.read(q), gb.read(k), gb.read(v), attn_scale=_scale(gb, q, scale), generate_stats=True,
         use_padding_mask=lengths_q is not None,
-        seq_len_kv=d.read(lengths, one_each),
-        seq_len_q=None if lengths_q is None else d.read(lengths_q, one_each),
+        seq_len_kv=gb.read(lengths, one_each),
+        seq_len_q=None if lengths_q is None else gb.read(lengths_q, one_each),
         paged_attention_k_table=pages, paged_attention_v_table=pages,
         paged_attention_max_seq_len_kv=pages_each * k.shape[2],
         **_band(causal, left, right),
     )  # fmt: skip
-    d.write(0, o)
-    d.write(1, statistics, [*q.shape[:-1], 1])
+    gb.write(0, o)
+    gb.write(1, statistics, [*q.shape[:-1], 1])
 
 
 def _keep_paged(ctx: Any, inputs: Any, output: Any) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from weft.graphs import Graph
 from weft.jax.calls import call
-from weft.jax.drawing import Drawing, Form, Operator, is_double
+from weft.jax.graph_builder import Form, GraphBuilder, Operator, is_double
 from weft.jax.operators import arguments
 from weft.tensor import Tensor
 
@@ -35,27 +35,27 @@ def check(where: str, name: str | None) -> None:
         )  # fmt: skip
 
 
-def draw(g: Graph, name: str | None, x: Tensor) -> Tensor:
-    """Draws an activation."""
+def apply(g: Graph, name: str | None, x: Tensor) -> Tensor:
+    """Adds an activation."""
     result: Tensor = x if name is None else getattr(g, METHODS[name])(x)
     return result
 
 
-def _draw_backward(d: Drawing, name: str, has_bias: bool) -> None:
+def _build_backward(gb: GraphBuilder, name: str, has_bias: bool) -> None:
     """Arguments: the gradient of the result and the input of the activation, both [batch.., rows,
     channels]."""
-    shape = jnp.broadcast_shapes(*(each.shape for each in d.arguments))
-    ends = (d.read(i, [*[1] * (len(shape) - len(s)), *s]) for i, (s, _) in enumerate(d.arguments))
-    dz = getattr(d.graph, f"{METHODS[name]}_backward")(*ends)
-    d.write(dz, Form(shape, d.arguments[1].dtype))
+    shape = jnp.broadcast_shapes(*(each.shape for each in gb.arguments))
+    ends = (gb.read(i, [*[1] * (len(shape) - len(s)), *s]) for i, (s, _) in enumerate(gb.arguments))
+    dz = getattr(gb.graph, f"{METHODS[name]}_backward")(*ends)
+    gb.write(dz, Form(shape, gb.arguments[1].dtype))
     if has_bias:
         *batch, _, channels = shape
-        sums = d.graph.reduction(dz, "ADD", dims=[len(batch)])
-        type_ = jnp.dtype(jnp.float64 if is_double(d.arguments) else jnp.float32)
-        d.write(sums, Form((*batch, channels), type_), [*batch, 1, channels])
+        sums = gb.graph.reduction(dz, "ADD", dims=[len(batch)])
+        type_ = jnp.dtype(jnp.float64 if is_double(gb.arguments) else jnp.float32)
+        gb.write(sums, Form((*batch, channels), type_), [*batch, 1, channels])
 
 
-_backward = Operator("activation_backward", _draw_backward, is_batched=True)
+_backward = Operator("activation_backward", _build_backward, is_batched=True)
 
 
 def backward(name: str | None, dy: Any, given: Any, bias: Any, axis: int = -1) -> tuple[Any, Any]:

@@ -11,8 +11,8 @@ import numpy as np
 
 from weft import buffers
 from weft.jax.calls import call
-from weft.jax.drawing import Drawing, Form, Operator, is_double
 from weft.jax.functions import Arrays, Function, Wanted
+from weft.jax.graph_builder import Form, GraphBuilder, Operator, is_double
 from weft.jax.operators import arguments
 from weft.jax.sharding import Labels
 from weft.tensor import Tensor
@@ -27,7 +27,7 @@ class _Options(NamedTuple):
     has_bias_gradient: bool
 
 
-# ---- Drawing: arrays are [batch, sequence, heads, features], statistics [batch, heads, sequence] -----------
+# ---- Graphs: arrays are [batch, sequence, heads, features], statistics [batch, heads, sequence] -----------
 
 
 def _turned(shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
@@ -37,53 +37,53 @@ def _turned(shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
     return [shape[i] for i in order], [steps[i] for i in order]
 
 
-def _read(d: Drawing, i: int) -> Tensor:
-    return d.read(i, *_turned(d.arguments[i].shape))
+def _read(gb: GraphBuilder, i: int) -> Tensor:
+    return gb.read(i, *_turned(gb.arguments[i].shape))
 
 
-def _scores(d: Drawing, i: int, config: _Options) -> dict[str, Any]:
+def _scores(gb: GraphBuilder, i: int, config: _Options) -> dict[str, Any]:
     """Returns the options that attention and its gradient share; argument i is the bias, if there is one."""
-    bias = d.read(i) if config.has_bias else None
-    return {"attn_scale": d.number(config.scale), "bias": bias, "use_causal_mask": config.is_causal}
+    bias = gb.read(i) if config.has_bias else None
+    return {"attn_scale": gb.number(config.scale), "bias": bias, "use_causal_mask": config.is_causal}
 
 
-def _draw(d: Drawing, config: _Options, is_training: bool) -> None:
+def _build(gb: GraphBuilder, config: _Options, is_training: bool) -> None:
     """Arguments: q, k, v, then the bias."""
-    (batch, length, heads, _), type_ = d.arguments[0]
-    form = Form((batch, length, heads, d.arguments[2].shape[3]), type_)
-    q, k, v = (_read(d, i) for i in range(3))
-    o, statistics = d.graph.sdpa(q, k, v, **_scores(d, 3, config), generate_stats=is_training)
-    d.write(o, form, *_turned(form.shape))
+    (batch, length, heads, _), type_ = gb.arguments[0]
+    form = Form((batch, length, heads, gb.arguments[2].shape[3]), type_)
+    q, k, v = (_read(gb, i) for i in range(3))
+    o, statistics = gb.graph.sdpa(q, k, v, **_scores(gb, 3, config), generate_stats=is_training)
+    gb.write(o, form, *_turned(form.shape))
     if is_training:
-        wide = np.dtype(np.float64 if is_double(d.arguments) else np.float32)
-        d.write(statistics, Form((batch, heads, length), wide), [batch, heads, length, 1])
+        wide = np.dtype(np.float64 if is_double(gb.arguments) else np.float32)
+        gb.write(statistics, Form((batch, heads, length), wide), [batch, heads, length, 1])
 
 
-def _draw_backward(d: Drawing, config: _Options) -> None:
+def _build_backward(gb: GraphBuilder, config: _Options) -> None:
     """Arguments: q, k, v, o, the gradient of o, statistics, then the bias."""
-    ends: Any = [_read(d, i) for i in range(5)]
-    ends.append(d.read(5, [*d.arguments[5].shape, 1]))
-    options = _scores(d, 6, config)
+    ends: Any = [_read(gb, i) for i in range(5)]
+    ends.append(gb.read(5, [*gb.arguments[5].shape, 1]))
+    options = _scores(gb, 6, config)
     if config.has_bias_gradient:
-        options["dBias"] = d.graph.tensor(d.arguments[6].shape, data_type=d.arguments[6].dtype)
-    results = d.graph.sdpa_backward(*ends, **options)
+        options["dBias"] = gb.graph.tensor(gb.arguments[6].shape, data_type=gb.arguments[6].dtype)
+    results = gb.graph.sdpa_backward(*ends, **options)
     for i, result in enumerate(results):
-        d.write(result, d.arguments[i], *_turned(d.arguments[i].shape))
+        gb.write(result, gb.arguments[i], *_turned(gb.arguments[i].shape))
     if config.has_bias_gradient:
-        d.write(options["dBias"], d.arguments[6])
+        gb.write(options["dBias"], gb.arguments[6])
 
 
 # One operator for each kind of bias: either the bias has the batch's extent and is a row argument, as is its
 # gradient, or one bias serves the whole batch and its gradient is a sum.
 _SCORES = (jax.lax.dot_general_p, {"dimension_numbers": (((3,), (3,)), ((0, 2), (0, 2)))})
 _forward = {
-    has_rows: Operator("attention", _draw, range(3 + has_rows), stands_for=_SCORES)
+    has_rows: Operator("attention", _build, range(3 + has_rows), stands_for=_SCORES)
     for has_rows in (False, True)
 }
 _backward = {
-    has_rows: Operator("attention_backward", _draw_backward, range(6 + has_rows)) for has_rows in _forward
+    has_rows: Operator("attention_backward", _build_backward, range(6 + has_rows)) for has_rows in _forward
 }
-_backward_summed = Operator("attention_backward", _draw_backward)
+_backward_summed = Operator("attention_backward", _build_backward)
 
 
 # ---- Functions ---------------------------------------------------------------------------------------------

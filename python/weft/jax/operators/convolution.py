@@ -12,8 +12,8 @@ import numpy as np
 
 from weft import buffers
 from weft.jax.calls import call
-from weft.jax.drawing import Drawing, Form, Operator
 from weft.jax.functions import Arrays, Function, Wanted
+from weft.jax.graph_builder import Form, GraphBuilder, Operator
 from weft.jax.operators import activations, arguments
 from weft.jax.sharding import Labels
 from weft.tensor import Tensor
@@ -68,41 +68,41 @@ class _Epilogue(NamedTuple):
     """Whether the input of the activation is a result, too."""
 
 
-# ---- Drawing -----------------------------------------------------------------------------------------------
+# ---- Graphs ------------------------------------------------------------------------------------------------
 
 
-def _read(d: Drawing, at: int, config: _Geometry, i: int) -> Tensor:
-    return d.read(at, *config.shown(i, d.arguments[at].shape))
+def _read(gb: GraphBuilder, at: int, config: _Geometry, i: int) -> Tensor:
+    return gb.read(at, *config.shown(i, gb.arguments[at].shape))
 
 
-def _draw(d: Drawing, config: _Geometry, type_: Any, epilogue: _Epilogue) -> None:
+def _build(gb: GraphBuilder, config: _Geometry, type_: Any, epilogue: _Epilogue) -> None:
     """Arguments: the image and the filters, then the bias if there is one."""
-    g, shape = d.graph, config.result_shape(d.arguments[0].shape, d.arguments[1].shape)
-    y = g.conv_fprop(_read(d, 0, config, 0), _read(d, 1, config, 1), **config.options())
+    g, shape = gb.graph, config.result_shape(gb.arguments[0].shape, gb.arguments[1].shape)
+    y = g.conv_fprop(_read(gb, 0, config, 0), _read(gb, 1, config, 1), **config.options())
     if epilogue.has_bias:
-        y = g.bias(y, d.read(2, [1, *d.arguments[2].shape, *[1] * len(config.stride)]))
-    given, y = y, activations.draw(g, epilogue.activation, y)
+        y = g.bias(y, gb.read(2, [1, *gb.arguments[2].shape, *[1] * len(config.stride)]))
+    given, y = y, activations.apply(g, epilogue.activation, y)
     for each in (y, given) if epilogue.is_kept else (y,):
-        d.write(each, Form(shape, type_), *config.shown(2, shape))
+        gb.write(each, Form(shape, type_), *config.shown(2, shape))
 
 
-def _draw_image(d: Drawing, config: _Geometry, shape: tuple[int, ...], type_: Any) -> None:
+def _build_image(gb: GraphBuilder, config: _Geometry, shape: tuple[int, ...], type_: Any) -> None:
     """Arguments: the gradient of the result and the filters. shape: the shape of the image; its batch size is
     ignored."""
-    shape = (d.arguments[0].shape[0], *shape[1:])
-    dx = d.graph.conv_dgrad(_read(d, 0, config, 2), _read(d, 1, config, 1), **config.options())
-    d.write(dx, Form(shape, type_), *config.shown(0, shape))
+    shape = (gb.arguments[0].shape[0], *shape[1:])
+    dx = gb.graph.conv_dgrad(_read(gb, 0, config, 2), _read(gb, 1, config, 1), **config.options())
+    gb.write(dx, Form(shape, type_), *config.shown(0, shape))
 
 
-def _draw_filters(d: Drawing, config: _Geometry, shape: tuple[int, ...], type_: Any) -> None:
+def _build_filters(gb: GraphBuilder, config: _Geometry, shape: tuple[int, ...], type_: Any) -> None:
     """Arguments: the image and the gradient of the result."""
-    dw = d.graph.conv_wgrad(_read(d, 0, config, 0), _read(d, 1, config, 2), **config.options())
-    d.write(dw, Form(shape, type_), *config.shown(1, shape))
+    dw = gb.graph.conv_wgrad(_read(gb, 0, config, 0), _read(gb, 1, config, 2), **config.options())
+    gb.write(dw, Form(shape, type_), *config.shown(1, shape))
 
 
-_forward = Operator("conv", _draw, rows=[0], stands_for=(jax.lax.conv_general_dilated_p, {}))
-_image = Operator("conv_dgrad", _draw_image, rows=[0])
-_filters = Operator("conv_wgrad", _draw_filters)
+_forward = Operator("conv", _build, rows=[0], stands_for=(jax.lax.conv_general_dilated_p, {}))
+_image = Operator("conv_dgrad", _build_image, rows=[0])
+_filters = Operator("conv_wgrad", _build_filters)
 
 
 # ---- Functions ---------------------------------------------------------------------------------------------

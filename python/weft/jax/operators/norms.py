@@ -11,8 +11,8 @@ import numpy as np
 
 from weft.enums import norm_forward_phase
 from weft.jax.calls import call
-from weft.jax.drawing import Drawing, Form, Operator, is_double
 from weft.jax.functions import Arrays, Function, Wanted
+from weft.jax.graph_builder import Form, GraphBuilder, Operator, is_double
 from weft.jax.operators import arguments
 from weft.jax.sharding import Labels
 
@@ -20,50 +20,52 @@ STATISTICS = {"layer_norm": 2, "rms_norm": 1}
 """How many numbers the gradient needs per row: mean and 1 / deviation, or only the latter."""
 
 
-# ---- Drawing: x is [rows, n], scale and bias are [n], statistics [rows] ------------------------------------
+# ---- Graphs: x is [rows, n], scale and bias are [n], statistics [rows] ------------------------------------
 
 
-def _statistics(d: Drawing) -> Form:
-    return Form(d.arguments[0].shape[:1], np.dtype(np.float64 if is_double(d.arguments) else np.float32))
+def _statistics(gb: GraphBuilder) -> Form:
+    return Form(gb.arguments[0].shape[:1], np.dtype(np.float64 if is_double(gb.arguments) else np.float32))
 
 
-def _draw(name: str, d: Drawing, presence: tuple[bool, bool], epsilon: float, is_training: bool) -> None:
+def _build(
+    name: str, gb: GraphBuilder, presence: tuple[bool, bool], epsilon: float, is_training: bool
+) -> None:
     """Arguments: x, then the scale and the bias if given."""
-    rows, n = d.arguments[0].shape
+    rows, n = gb.arguments[0].shape
     positions = iter(range(1, 3))
-    scale, bias = (d.read(next(positions), [1, n]) if is_given else None for is_given in presence)
+    scale, bias = (gb.read(next(positions), [1, n]) if is_given else None for is_given in presence)
     phase = norm_forward_phase.TRAINING if is_training else norm_forward_phase.INFERENCE
-    norm = d.graph.layernorm if name == "layer_norm" else d.graph.rmsnorm
-    y, *statistics = norm(phase, d.read(0), scale, bias, d.number(epsilon))
-    d.write(y, d.arguments[0])
+    norm = gb.graph.layernorm if name == "layer_norm" else gb.graph.rmsnorm
+    y, *statistics = norm(phase, gb.read(0), scale, bias, gb.number(epsilon))
+    gb.write(y, gb.arguments[0])
     for each in statistics if is_training else ():
-        d.write(each, _statistics(d), [rows, 1])
+        gb.write(each, _statistics(gb), [rows, 1])
 
 
-def _draw_backward(name: str, d: Drawing, presence: tuple[bool, bool]) -> None:
+def _build_backward(name: str, gb: GraphBuilder, presence: tuple[bool, bool]) -> None:
     """Arguments: dy, x, the statistics, then the scale if given."""
-    rows, n = d.arguments[1].shape
+    rows, n = gb.arguments[1].shape
     count = STATISTICS[name]
-    statistics = [d.read(2 + i, [rows, 1]) for i in range(count)]
-    scale = d.read(2 + count, [1, n]) if presence[0] else None
-    dy, x = d.read(0), d.read(1)
+    statistics = [gb.read(2 + i, [rows, 1]) for i in range(count)]
+    scale = gb.read(2 + count, [1, n]) if presence[0] else None
+    dy, x = gb.read(0), gb.read(1)
     results: Any
     if name == "layer_norm":
-        results = d.graph.layernorm_backward(dy, x, scale, statistics[0], statistics[1])
+        results = gb.graph.layernorm_backward(dy, x, scale, statistics[0], statistics[1])
     else:
-        results = d.graph.rmsnorm_backward(dy, x, scale, statistics[0], presence[1])
+        results = gb.graph.rmsnorm_backward(dy, x, scale, statistics[0], presence[1])
     dx, *others = results
-    d.write(dx, d.arguments[1])
+    gb.write(dx, gb.arguments[1])
     for i, is_given in enumerate(presence):
         if is_given:
-            d.write(others[i], Form((n,), _statistics(d).dtype), [1, n])
+            gb.write(others[i], Form((n,), _statistics(gb).dtype), [1, n])
 
 
-_forward = {name: Operator(name, partial(_draw, name), [0]) for name in STATISTICS}
-_backward = {name: Operator(f"{name}_backward", partial(_draw_backward, name)) for name in STATISTICS}
+_forward = {name: Operator(name, partial(_build, name), [0]) for name in STATISTICS}
+_backward = {name: Operator(f"{name}_backward", partial(_build_backward, name)) for name in STATISTICS}
 # Without gradients of scale and bias, every argument and result is rows.
 _backward_plain = {
-    name: Operator(f"{name}_backward", partial(_draw_backward, name), range(2 + STATISTICS[name]))
+    name: Operator(f"{name}_backward", partial(_build_backward, name), range(2 + STATISTICS[name]))
     for name in STATISTICS
 }
 

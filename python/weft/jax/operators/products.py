@@ -12,8 +12,8 @@ import numpy as np
 
 from weft import buffers
 from weft.jax.calls import call
-from weft.jax.drawing import Drawing, Form, Operator
 from weft.jax.functions import Arrays, Function, Wanted
+from weft.jax.graph_builder import Form, GraphBuilder, Operator
 from weft.jax.operators import activations, arguments
 from weft.jax.sharding import Labels
 from weft.tensor import Tensor
@@ -29,42 +29,42 @@ class _Epilogue(NamedTuple):
     """Whether the input of the activation is a result, too."""
 
 
-# ---- Drawing -----------------------------------------------------------------------------------------------
+# ---- Graphs ------------------------------------------------------------------------------------------------
 
 
-def _matrix(d: Drawing, i: int, rank: int, is_turned: bool) -> Tensor:
+def _matrix(gb: GraphBuilder, i: int, rank: int, is_turned: bool) -> Tensor:
     """Reads argument i with 1s before its dimensions, and with its last two swapped if it is transposed."""
-    shape = [1] * (rank - len(d.arguments[i].shape)) + list(d.arguments[i].shape)
+    shape = [1] * (rank - len(gb.arguments[i].shape)) + list(gb.arguments[i].shape)
     steps = list(buffers.packed_strides(shape))
     if is_turned:
         shape[-2:], steps[-2:] = shape[:-3:-1], steps[:-3:-1]
-    return d.read(i, shape, steps)
+    return gb.read(i, shape, steps)
 
 
-def _draw(d: Drawing, turned: tuple[bool, bool], type_: np.dtype[Any], config: _Epilogue) -> None:
+def _build(gb: GraphBuilder, turned: tuple[bool, bool], type_: np.dtype[Any], config: _Epilogue) -> None:
     """Arguments: a, b, then the residual and the bias, [1, n], if given."""
-    g, rank = d.graph, max(len(each.shape) for each in d.arguments)
-    a, b = (_matrix(d, i, rank, turned[i]) for i in (0, 1))
-    batch = np.broadcast_shapes(*(each.shape[:-2] for each in d.arguments))
+    g, rank = gb.graph, max(len(each.shape) for each in gb.arguments)
+    a, b = (_matrix(gb, i, rank, turned[i]) for i in (0, 1))
+    batch = np.broadcast_shapes(*(each.shape[:-2] for each in gb.arguments))
     form = Form((*batch, a.dims[-2], b.dims[-1]), type_)
     y = g.matmul(a, b)
     if config.has_bias:
-        y = g.add(y, _matrix(d, 2 + config.has_residual, rank, False))
+        y = g.add(y, _matrix(gb, 2 + config.has_residual, rank, False))
     given = y
-    y = activations.draw(g, config.activation, y)
+    y = activations.apply(g, config.activation, y)
     if config.has_residual:
-        y = g.add(y, _matrix(d, 2, rank, False))
-    d.write(y, form)
+        y = g.add(y, _matrix(gb, 2, rank, False))
+    gb.write(y, form)
     if config.is_kept:
-        d.write(given, form)
+        gb.write(given, form)
 
 
 _ROWS = (jax.lax.dot_general_p, {"dimension_numbers": (((1,), (0,)), ((), ()))})
 _BATCH = (jax.lax.dot_general_p, {"dimension_numbers": (((2,), (1,)), ((0,), (0,)))})
-_product = Operator("matmul", _draw, is_batched=True, stands_for=_BATCH)
-_product_rows = Operator("matmul", _draw, rows=[0], is_batched=True, stands_for=_ROWS)
-_linear_rows = Operator("linear", _draw, rows=[0], is_batched=True, stands_for=_ROWS)
-_linear_residual = Operator("linear", _draw, rows=[0, 2], is_batched=True, stands_for=_ROWS)
+_product = Operator("matmul", _build, is_batched=True, stands_for=_BATCH)
+_product_rows = Operator("matmul", _build, rows=[0], is_batched=True, stands_for=_ROWS)
+_linear_rows = Operator("linear", _build, rows=[0], is_batched=True, stands_for=_ROWS)
+_linear_residual = Operator("linear", _build, rows=[0, 2], is_batched=True, stands_for=_ROWS)
 
 
 def _multiply(a: Any, b: Any, type_: Any, turn_a: bool = False, turn_b: bool = False) -> Any:

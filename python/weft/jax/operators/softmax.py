@@ -11,31 +11,31 @@ import jax
 
 from weft import decompositions
 from weft.jax.calls import call
-from weft.jax.drawing import Drawing, Operator
 from weft.jax.functions import Arrays, Function, Wanted
+from weft.jax.graph_builder import GraphBuilder, Operator
 from weft.jax.operators import arguments
 from weft.jax.sharding import Labels
 
 AXIS = 1
-"""The axis in the drawn shape [before, axis, after]."""
+"""The axis in the graph's shape [before, axis, after]."""
 
 
-def _draw(name: str, d: Drawing) -> None:
-    x = d.read(0)
+def _build(name: str, gb: GraphBuilder) -> None:
+    x = gb.read(0)
     if name == "softmax":
-        y = d.graph.softmax(x, axis=AXIS, infinite_is_nan=True)
+        y = gb.graph.softmax(x, axis=AXIS, infinite_is_nan=True)
     else:
-        y = decompositions.log_softmax(d.graph, x, AXIS)
-    d.write(y, d.arguments[0])
+        y = decompositions.log_softmax(gb.graph, x, AXIS)
+    gb.write(y, gb.arguments[0])
 
 
-def _draw_backward(name: str, d: Drawing) -> None:
+def _build_backward(name: str, gb: GraphBuilder) -> None:
     spell = getattr(decompositions, f"{name}_backward")
-    d.write(spell(d.graph, d.read(0), d.read(1), AXIS), d.arguments[1])
+    gb.write(spell(gb.graph, gb.read(0), gb.read(1), AXIS), gb.arguments[1])
 
 
-_forward = {name: Operator(name, partial(_draw, name), [0]) for name in ("softmax", "log_softmax")}
-_backward = {name: Operator(f"{name}_backward", partial(_draw_backward, name), [0, 1]) for name in _forward}
+_forward = {name: Operator(name, partial(_build, name), [0]) for name in ("softmax", "log_softmax")}
+_backward = {name: Operator(f"{name}_backward", partial(_build_backward, name), [0, 1]) for name in _forward}
 
 
 class _Softmax(Function):

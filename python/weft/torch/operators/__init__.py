@@ -1,5 +1,5 @@
 """The operators, one file per family. Each has the schema of the torch operator whose name it has, or one of
-its own, and a function that draws it as a Weft graph."""
+its own, and a function that builds its Weft graph."""
 
 from weft.torch.operators import (
     attention,

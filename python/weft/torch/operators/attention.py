@@ -11,7 +11,7 @@ import torch
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
 from weft.torch.ops import OPERATORS, differentiable, operator, stands_for
-from weft.torch.plans import Drawing, _strides
+from weft.torch.plans import GraphBuilder, _strides
 
 aten = torch.ops.aten
 
@@ -38,23 +38,23 @@ def _four_dims(value: Any) -> tuple[list[int], list[int]]:
     return [*[1] * missing, *value.shape], [*[1] * missing, *_strides(value)]
 
 
-def _read(d: Drawing, value: Any) -> Tensor:
-    return d.read(value) if value.ndim == 4 else d.read(value, *_four_dims(value))
+def _read(gb: GraphBuilder, value: Any) -> Tensor:
+    return gb.read(value) if value.ndim == 4 else gb.read(value, *_four_dims(value))
 
 
-def _read_heads(d: Drawing, value: Any) -> Tensor:
+def _read_heads(gb: GraphBuilder, value: Any) -> Tensor:
     """Reads keys or values. Heads that were expanded from one are read as one shared head."""
-    if value.ndim < 4 or value.shape[HEADS] == 1 or not d.is_expanded(value, HEADS):
-        return _read(d, value)
+    if value.ndim < 4 or value.shape[HEADS] == 1 or not gb.is_expanded(value, HEADS):
+        return _read(gb, value)
     dims, steps = _four_dims(value)
     dims[HEADS], steps[HEADS] = 1, 1
-    return d.read(value, dims, steps)
+    return gb.read(value, dims, steps)
 
 
-def _write(d: Drawing, i: int, result: Tensor) -> None:
+def _write(gb: GraphBuilder, i: int, result: Tensor) -> None:
     """Declares a four-dimensional tensor as result i."""
-    value = d.outputs[i]
-    d.write(i, result, *(() if value.ndim == 4 else _four_dims(value)))
+    value = gb.outputs[i]
+    gb.write(i, result, *(() if value.ndim == 4 else _four_dims(value)))
 
 
 def _statistics(value: Any) -> tuple[list[int], list[int]]:
@@ -64,22 +64,22 @@ def _statistics(value: Any) -> tuple[list[int], list[int]]:
 
 
 def _options(
-    d: Drawing, q: Any, mask: Any, dropout: float, causal: bool, scale: float | None, seed: Any
+    gb: GraphBuilder, q: Any, mask: Any, dropout: float, causal: bool, scale: float | None, seed: Any
 ) -> dict[str, Any]:
     """Returns the options that attention and its gradient share."""
     if dropout and seed is None:
         raise NotSupportedError("sdpa: dropout needs dropout_seed, an int64 tensor of one element.")
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     return {
-        "attn_scale": d.number(factor),
-        "bias": None if mask is None else d.read_broadcast(mask, 4),
+        "attn_scale": gb.number(factor),
+        "bias": None if mask is None else gb.read_broadcast(mask, 4),
         "use_causal_mask": causal,
-        "dropout": (dropout, d.read(seed, [1] * 4), None) if dropout else None,
+        "dropout": (dropout, gb.read(seed, [1] * 4), None) if dropout else None,
     }
 
 
 def attend(
-    d: Drawing,
+    gb: GraphBuilder,
     q: Any,
     k: Any,
     v: Any,
@@ -90,17 +90,17 @@ def attend(
     seed: Any = None,
     with_statistics: bool = True,
 ) -> None:
-    """Draws attention: the output as result 0 and the statistics as result 1."""
-    options = _options(d, q, mask, dropout, causal, scale, seed)
-    ends = (_read(d, q), _read_heads(d, k), _read_heads(d, v))
-    o, statistics = d.graph.sdpa(*ends, generate_stats=with_statistics, **options)
-    _write(d, 0, o)
+    """Adds attention: the output as result 0 and the statistics as result 1."""
+    options = _options(gb, q, mask, dropout, causal, scale, seed)
+    ends = (_read(gb, q), _read_heads(gb, k), _read_heads(gb, v))
+    o, statistics = gb.graph.sdpa(*ends, generate_stats=with_statistics, **options)
+    _write(gb, 0, o)
     if with_statistics:
-        d.write(1, statistics, *_statistics(d.outputs[1]))
+        gb.write(1, statistics, *_statistics(gb.outputs[1]))
 
 
 def attend_backward(
-    d: Drawing,
+    gb: GraphBuilder,
     do: Any,
     q: Any,
     k: Any,
@@ -114,14 +114,14 @@ def attend_backward(
     seed: Any = None,
     wants_mask: bool = False,
 ) -> None:
-    """Draws the gradients of q, k and v, and that of the mask as result 3."""
-    options = _options(d, q, mask, dropout, causal, scale, seed)
-    options["dBias"] = d.graph.tensor(options["bias"].get_dim()) if wants_mask else None
-    ends: Any = [*(_read(d, each) for each in (q, k, v, o, do)), d.read(lse, *_statistics(lse))]
-    for i, result in enumerate(d.graph.sdpa_backward(*ends, **options)):
-        _write(d, i, result)
+    """Adds the gradients of q, k and v, and that of the mask as result 3."""
+    options = _options(gb, q, mask, dropout, causal, scale, seed)
+    options["dBias"] = gb.graph.tensor(options["bias"].get_dim()) if wants_mask else None
+    ends: Any = [*(_read(gb, each) for each in (q, k, v, o, do)), gb.read(lse, *_statistics(lse))]
+    for i, result in enumerate(gb.graph.sdpa_backward(*ends, **options)):
+        _write(gb, i, result)
     if wants_mask:
-        d.write(3, options["dBias"], *_four_dims(d.outputs[3]))
+        gb.write(3, options["dBias"], *_four_dims(gb.outputs[3]))
 
 
 # ---- The operator ----
@@ -152,11 +152,11 @@ def _fake(
     fake=_fake,
 )
 def _sdpa(
-    d: Drawing, q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None,
+    gb: GraphBuilder, q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None,
     shares_heads: bool, seed: Any, with_statistics: bool,
 ) -> None:  # fmt: skip
     _refuse_unlike(q, k, v, mask, causal, shares_heads)
-    attend(d, q, k, v, mask, dropout, causal, scale, seed, with_statistics)
+    attend(gb, q, k, v, mask, dropout, causal, scale, seed, with_statistics)
 
 
 def _fake_backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, mask: Any, *options: Any) -> Any:
@@ -178,8 +178,8 @@ def _fake_backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, mask: Any,
     "-> (Tensor, Tensor, Tensor, Tensor)",
     fake=_fake_backward,
 )
-def _sdpa_backward(d: Drawing, *arguments: Any) -> None:
-    attend_backward(d, *arguments)
+def _sdpa_backward(gb: GraphBuilder, *arguments: Any) -> None:
+    attend_backward(gb, *arguments)
 
 
 def _keep_sdpa(ctx: Any, inputs: Any, output: Any) -> None:

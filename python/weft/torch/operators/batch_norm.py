@@ -20,7 +20,7 @@ from weft.torch.ops import (
     stands_for,
     with_torchs_types,
 )  # fmt: skip
-from weft.torch.plans import Draw, Drawing
+from weft.torch.plans import BuildFunction, GraphBuilder
 from weft.torch.result_rules import Rule
 
 aten = torch.ops.aten
@@ -31,10 +31,10 @@ def _channels(x: torch.Tensor) -> list[int]:
     return [1, x.shape[1], *[1] * (x.ndim - 2)]
 
 
-def _of_channels(d: Drawing, x: torch.Tensor, *values: Any) -> list[Any]:
+def _of_channels(gb: GraphBuilder, x: torch.Tensor, *values: Any) -> list[Any]:
     if any(each is not None and each.numel() != x.shape[1] for each in values):
         raise NotSupportedError("batch_norm: parameters or statistics do not match the number of channels.")
-    return [None if each is None else d.read(each, _channels(x)) for each in values]
+    return [None if each is None else gb.read(each, _channels(x)) for each in values]
 
 
 def _fake_batch_norm(
@@ -70,7 +70,7 @@ def _fake_of_layout(
     rule=result_rules.batch_norm,
 )
 def _batch_norm(
-    d: Drawing,
+    gb: GraphBuilder,
     x: Any,
     weight: Any,
     bias: Any,
@@ -80,13 +80,13 @@ def _batch_norm(
     momentum: float,
     epsilon: float,
 ) -> None:
-    for i, result in enumerate(_after(d, x, weight, bias, mean, variance, training, momentum, epsilon)):
+    for i, result in enumerate(_after(gb, x, weight, bias, mean, variance, training, momentum, epsilon)):
         if i > 2:
-            d.write(i, result, _channels(x))
+            gb.write(i, result, _channels(x))
 
 
 def _after(
-    d: Drawing,
+    gb: GraphBuilder,
     x: Any,
     weight: Any,
     bias: Any,
@@ -96,19 +96,19 @@ def _after(
     momentum: float,
     epsilon: float,
 ) -> Sequence[Tensor]:
-    """Draws results 0 to 2. Returns all results of the graph, ending with the updated running statistics, or
-    an empty tuple if there are no such updates."""
-    scale, shift, *running = _of_channels(d, x, weight, bias, mean, variance)
+    """Adds a batch norm with results 0 to 2. Returns all results of the graph, ending with the updated
+    running statistics, or an empty tuple if these are not updated."""
+    scale, shift, *running = _of_channels(gb, x, weight, bias, mean, variance)
     if not training:
         given = dict(zip(("in_running_mean", "in_running_var"), running, strict=True))
-        given["epsilon"] = d.number(epsilon)
-        d.write(0, d.graph.batchnorm_inference(d.read(x), None, None, scale, shift, **given))
+        given["epsilon"] = gb.number(epsilon)
+        gb.write(0, gb.graph.batchnorm_inference(gb.read(x), None, None, scale, shift, **given))
         return ()
-    factor = d.number(momentum) if mean is not None else None
-    results = d.graph.batchnorm(d.read(x), scale, shift, running[0], running[1], d.number(epsilon), factor)
-    d.write(0, results[0])
+    factor = gb.number(momentum) if mean is not None else None
+    results = gb.graph.batchnorm(gb.read(x), scale, shift, running[0], running[1], gb.number(epsilon), factor)
+    gb.write(0, results[0])
     for i in (1, 2):
-        d.write(i, results[i], _channels(x))
+        gb.write(i, results[i], _channels(x))
     return results if mean is not None else ()
 
 
@@ -123,7 +123,7 @@ def _fake_batch_norm_backward(dy: Any, x: Any, *given: Any) -> Any:
     rule=result_rules.batch_norm_backward,
 )  # fmt: skip
 def _batch_norm_backward(
-    d: Drawing,
+    gb: GraphBuilder,
     dy: Any,
     x: Any,
     weight: Any,
@@ -135,21 +135,21 @@ def _batch_norm_backward(
     epsilon: float,
     wanted: Sequence[bool],
 ) -> None:
-    g, loss, image = d.graph, d.read(dy), d.read(x)
+    g, loss, image = gb.graph, gb.read(dy), gb.read(x)
     results: Sequence[Any]
     if training:
-        ends = _of_channels(d, x, weight, saved, rstd)
+        ends = _of_channels(gb, x, weight, saved, rstd)
         results = g.batchnorm_backward(loss, image, *ends)
     else:
-        scale, centre, spread = _of_channels(d, x, weight, mean, variance)
-        factor = g.rsqrt(g.add(spread, d.number(epsilon)))
+        scale, centre, spread = _of_channels(gb, x, weight, mean, variance)
+        factor = g.rsqrt(g.add(spread, gb.number(epsilon)))
         scaled = loss if scale is None else g.mul(loss, scale)
         hat, over = g.mul(g.sub(image, centre), factor), [i for i in range(x.ndim) if i != 1]
         sums = (g.reduction(each, "ADD", dims=over) for each in (g.mul(loss, hat), loss))
         results = (g.mul(scaled, factor), *sums)
     for i, is_wanted in enumerate(wanted):
-        if is_wanted and d.outputs[i] is not None:
-            d.write(i, results[i], *((_channels(x),) if i else ()))
+        if is_wanted and gb.outputs[i] is not None:
+            gb.write(i, results[i], *((_channels(x),) if i else ()))
 
 
 def _keep_batch_norm(ctx: Any, inputs: Any, output: Any) -> None:
@@ -187,34 +187,36 @@ differentiable("batch_norm", _keep_batch_norm, _grad_batch_norm, _reference)
 # ---- Replacements of torch's operators ----
 
 
-def _in_place(d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *options: Any) -> None:
+def _in_place(
+    gb: GraphBuilder, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *options: Any
+) -> None:
     """Updates the running statistics in place, as native_batch_norm does."""
-    after = _after(d, x, weight, bias, mean, variance, *options)
+    after = _after(gb, x, weight, bias, mean, variance, *options)
     if after:
-        d.overwrite(mean, after[3], _channels(x))
-        d.overwrite(variance, after[4], _channels(x))
+        gb.overwrite(mean, after[3], _channels(x))
+        gb.overwrite(variance, after[4], _channels(x))
 
 
-def draw_without_running(d: Drawing, x: Any, weight: Any, bias: Any, *options: Any) -> None:
-    """Draws instance norm as torch decomposes it: batch norm with the batch's own statistics, which are not
+def build_without_running(gb: GraphBuilder, x: Any, weight: Any, bias: Any, *options: Any) -> None:
+    """Adds an instance norm as torch decomposes it: batch norm with the batch's own statistics, which are not
     stored."""
-    _after(d, x, weight, bias, None, None, *options)
+    _after(gb, x, weight, bias, None, None, *options)
 
 
 def _fake_without_running(x: Any, weight: Any, bias: Any, *options: Any) -> Any:
     return _fake_batch_norm(x, weight, bias, None, None, *options)[:3]
 
 
-def _stands(twin: Any, draw: Draw, fake: Any, rule: Rule) -> None:
+def _stands(twin: Any, build: BuildFunction, fake: Any, rule: Rule) -> None:
     name = twin._schema.name.removeprefix("aten::")
-    OPERATORS["batch_norm"].stand_ins.append(Operator(name, draw, twin, PLACES, fake=fake, rule=rule))
+    OPERATORS["batch_norm"].stand_ins.append(Operator(name, build, twin, PLACES, fake=fake, rule=rule))
 
 
 for _twin in (aten.native_batch_norm.default, aten._native_batch_norm_legit.default):
     in_place = result_rules.batch_norm_in_place
     _stands(_twin, _in_place, lambda *given: _fake_batch_norm(*given)[:3], in_place)
 _twin = aten._native_batch_norm_legit.no_stats
-_stands(_twin, draw_without_running, _fake_without_running, result_rules.batch_norm_without_running)
+_stands(_twin, build_without_running, _fake_without_running, result_rules.batch_norm_without_running)
 
 
 def _check(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *_: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from weft.enums import pointwise_mode
 from weft.errors import NotSupportedError
 from weft.torch.ops import differentiable, gradients, operator
-from weft.torch.plans import Drawing
+from weft.torch.plans import GraphBuilder
 
 F = torch.nn.functional
 
@@ -42,10 +42,10 @@ def _fake(x: Any, weight: Any, bias: Any = None, activation: str = "identity") -
     schema='(Tensor x, Tensor weight, Tensor? bias=None, str activation="identity") -> Tensor',
     fake=_fake,
 )
-def _causal_conv1d(d: Drawing, x: Any, weight: Any, bias: Any, activation: str) -> None:
-    added = None if bias is None else d.read(bias)
-    y = d.graph.causal_conv1d(d.read(x), d.read(weight), added, activation=ACTIVATIONS[activation])
-    d.write(0, y)
+def _causal_conv1d(gb: GraphBuilder, x: Any, weight: Any, bias: Any, activation: str) -> None:
+    added = None if bias is None else gb.read(bias)
+    y = gb.graph.causal_conv1d(gb.read(x), gb.read(weight), added, activation=ACTIVATIONS[activation])
+    gb.write(0, y)
 
 
 def _fake_backward(_: Any, x: Any, weight: Any, __: Any, ___: str, wanted: Sequence[bool]) -> Any:
@@ -63,15 +63,15 @@ def _fake_backward(_: Any, x: Any, weight: Any, __: Any, ___: str, wanted: Seque
     fake=_fake_backward,
 )
 def _causal_conv1d_backward(
-    d: Drawing, dy: Any, x: Any, weight: Any, bias: Any, activation: str, wanted: Sequence[bool]
+    gb: GraphBuilder, dy: Any, x: Any, weight: Any, bias: Any, activation: str, wanted: Sequence[bool]
 ) -> None:
-    loss, entry, filters = d.read(dy), d.read(x), d.read(weight)
-    added = None if bias is None else d.read(bias)
+    loss, entry, filters = gb.read(dy), gb.read(x), gb.read(weight)
+    added = None if bias is None else gb.read(bias)
     mode = ACTIVATIONS[activation]
-    gradients = d.graph.causal_conv1d_backward(loss, entry, filters, added, activation=mode)
+    gradients = gb.graph.causal_conv1d_backward(loss, entry, filters, added, activation=mode)
     for i, (gradient, is_wanted) in enumerate(zip(gradients, wanted, strict=True)):
         if is_wanted:
-            d.write(i, gradient)
+            gb.write(i, gradient)
         else:
             gradient.set_output(False)
 

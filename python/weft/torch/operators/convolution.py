@@ -9,7 +9,7 @@ import torch
 
 from weft.torch import result_rules
 from weft.torch.ops import OPERATORS, differentiable, operator
-from weft.torch.plans import Drawing
+from weft.torch.plans import GraphBuilder
 
 aten = torch.ops.aten
 
@@ -34,7 +34,7 @@ def _geometry(
 
 @operator("conv", aten.convolution.default, rule=result_rules.convolution)
 def _conv(
-    d: Drawing,
+    gb: GraphBuilder,
     x: Any,
     w: Any,
     bias: Any,
@@ -47,18 +47,18 @@ def _conv(
 ) -> None:
     geometry = _geometry(x, stride, padding, dilation, output_padding if transposed else [0])
     if transposed:
-        y = d.graph.conv_dgrad(d.read(x), d.read(w), **geometry)
-        y.set_dim(tuple(d.outputs[0].shape))
+        y = gb.graph.conv_dgrad(gb.read(x), gb.read(w), **geometry)
+        y.set_dim(tuple(gb.outputs[0].shape))
     else:
-        y = d.graph.conv_fprop(d.read(x), d.read(w), **geometry)
+        y = gb.graph.conv_fprop(gb.read(x), gb.read(w), **geometry)
     if bias is not None:
-        y = d.graph.bias(y, d.read(bias, [1, bias.numel(), *[1] * (x.ndim - 2)]))
-    d.write(0, y)
+        y = gb.graph.bias(y, gb.read(bias, [1, bias.numel(), *[1] * (x.ndim - 2)]))
+    gb.write(0, y)
 
 
 @operator("conv_backward", aten.convolution_backward.default, rule=result_rules.convolution_backward)
 def _conv_backward(
-    d: Drawing,
+    gb: GraphBuilder,
     dy: Any,
     x: Any,
     w: Any,
@@ -72,16 +72,16 @@ def _conv_backward(
     wanted: Sequence[bool],
 ) -> None:
     geometry = _geometry(x, stride, padding, dilation, output_padding if transposed else [0])
-    loss = d.read(dy)
+    loss = gb.read(dy)
     if wanted[0]:
-        forward = d.graph.conv_fprop if transposed else d.graph.conv_dgrad
-        d.write(0, forward(loss, d.read(w), **geometry))
+        forward = gb.graph.conv_fprop if transposed else gb.graph.conv_dgrad
+        gb.write(0, forward(loss, gb.read(w), **geometry))
     if wanted[1]:
-        pair = (loss, d.read(x)) if transposed else (d.read(x), loss)
-        d.write(1, d.graph.conv_wgrad(*pair, **geometry))
+        pair = (loss, gb.read(x)) if transposed else (gb.read(x), loss)
+        gb.write(1, gb.graph.conv_wgrad(*pair, **geometry))
     if wanted[2]:
         summed = [i for i in range(dy.ndim) if i != 1]
-        d.write(2, d.graph.reduction(loss, "ADD", dims=summed), [1, dy.shape[1], *[1] * (dy.ndim - 2)])
+        gb.write(2, gb.graph.reduction(loss, "ADD", dims=summed), [1, dy.shape[1], *[1] * (dy.ndim - 2)])
 
 
 def _keep_conv(ctx: Any, inputs: Any, output: Any) -> None:

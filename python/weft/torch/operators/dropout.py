@@ -9,7 +9,7 @@ import torch
 from weft.enums import rng_distribution
 from weft.errors import NotSupportedError
 from weft.torch.ops import OPERATORS, differentiable, operator, stands_for
-from weft.torch.plans import Drawing
+from weft.torch.plans import GraphBuilder
 
 aten = torch.ops.aten
 
@@ -22,11 +22,11 @@ def _fake_dropout(x: Any, p: float, seed: Any) -> Any:
 
 # The gradient is the operator itself with the same seed.
 @operator("dropout", schema="(Tensor input, float p, Tensor seed) -> Tensor", fake=_fake_dropout)
-def _dropout(d: Drawing, x: Any, p: float, seed: Any) -> None:
-    g, image = d.graph, d.read(x)
-    chosen = d.read(seed, [1] * max(x.ndim, 1))
+def _dropout(gb: GraphBuilder, x: Any, p: float, seed: Any) -> None:
+    g, image = gb.graph, gb.read(x)
+    chosen = gb.read(seed, [1] * max(x.ndim, 1))
     keep_mask = g.rng(chosen, None, rng_distribution.BERNOULLI, 1 - p).set_dim(image.get_dim())
-    d.write(0, g.mul(image, g.mul(keep_mask, d.number(1 / (1 - p) if p < 1 else 0.0))))
+    gb.write(0, g.mul(image, g.mul(keep_mask, gb.number(1 / (1 - p) if p < 1 else 0.0))))
 
 
 def _keep_dropout(ctx: Any, inputs: Any, output: Any) -> None:

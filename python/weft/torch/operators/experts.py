@@ -11,7 +11,7 @@ import torch
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
 from weft.torch.ops import OPERATORS, PLACES, Operator, differentiable, gradients, operator
-from weft.torch.plans import Drawing, _strides
+from weft.torch.plans import GraphBuilder, _strides
 
 aten = torch.ops.aten
 
@@ -27,33 +27,33 @@ def _fake_grouped(tokens: Any, weight: Any, first: Any) -> Any:
     return tokens.new_empty([tokens.shape[0], weight.shape[2]])
 
 
-def _rows(d: Drawing, value: torch.Tensor, is_transposed: bool = False) -> Tensor:
-    return d.read_permuted(value, [1, 0] if is_transposed else [0, 1], 3)
+def _rows(gb: GraphBuilder, value: torch.Tensor, is_transposed: bool = False) -> Tensor:
+    return gb.read_permuted(value, [1, 0] if is_transposed else [0, 1], 3)
 
 
-def _sums_in(d: Drawing) -> dict[str, torch.dtype]:
-    return {"compute_data_type": torch.float64 if d.is_double else torch.float32}
+def _sums_in(gb: GraphBuilder) -> dict[str, torch.dtype]:
+    return {"compute_data_type": torch.float64 if gb.is_double else torch.float32}
 
 
-def _product(d: Drawing, i: int, tokens: Any, weight: Any, first: Tensor, is_transposed: bool) -> None:
-    weights = d.read_permuted(weight, [0, 2, 1] if is_transposed else [0, 1, 2])
-    y = d.graph.moe_grouped_matmul(_rows(d, tokens), weights, first, **_sums_in(d))
-    rows, columns = d.outputs[i].shape
-    d.write(i, y, [1, rows, columns], [rows * columns, *_strides(d.outputs[i])])
+def _product(gb: GraphBuilder, i: int, tokens: Any, weight: Any, first: Tensor, is_transposed: bool) -> None:
+    weights = gb.read_permuted(weight, [0, 2, 1] if is_transposed else [0, 1, 2])
+    y = gb.graph.moe_grouped_matmul(_rows(gb, tokens), weights, first, **_sums_in(gb))
+    rows, columns = gb.outputs[i].shape
+    gb.write(i, y, [1, rows, columns], [rows * columns, *_strides(gb.outputs[i])])
 
 
-def _gradient(d: Drawing, i: int, dy: Any, tokens: Tensor, first: Tensor) -> None:
-    dweight = d.graph.moe_grouped_matmul_bwd(_rows(d, dy), tokens, first, **_sums_in(d))
-    d.write(i, dweight.set_dim([*d.outputs[i].shape]))
+def _gradient(gb: GraphBuilder, i: int, dy: Any, tokens: Tensor, first: Tensor) -> None:
+    dweight = gb.graph.moe_grouped_matmul_bwd(_rows(gb, dy), tokens, first, **_sums_in(gb))
+    gb.write(i, dweight.set_dim([*gb.outputs[i].shape]))
 
 
-def _first(d: Drawing, first: torch.Tensor) -> Tensor:
-    return d.read(first, [first.numel(), 1, 1])
+def _first(gb: GraphBuilder, first: torch.Tensor) -> Tensor:
+    return gb.read(first, [first.numel(), 1, 1])
 
 
 @operator("grouped_mm", schema="(Tensor tokens, Tensor weight, Tensor first) -> Tensor", fake=_fake_grouped)
-def _grouped_mm(d: Drawing, tokens: Any, weight: Any, first: Any) -> None:
-    _product(d, 0, tokens, weight, _first(d, first), False)
+def _grouped_mm(gb: GraphBuilder, tokens: Any, weight: Any, first: Any) -> None:
+    _product(gb, 0, tokens, weight, _first(gb, first), False)
 
 
 def _fake_backward(_: Any, tokens: Any, weight: Any, __: Any, wanted: Sequence[bool]) -> Any:
@@ -68,13 +68,13 @@ def _fake_backward(_: Any, tokens: Any, weight: Any, __: Any, wanted: Sequence[b
     fake=_fake_backward,
 )
 def _grouped_mm_backward(
-    d: Drawing, dy: Any, tokens: Any, weight: Any, first: Any, wanted: Sequence[bool]
+    gb: GraphBuilder, dy: Any, tokens: Any, weight: Any, first: Any, wanted: Sequence[bool]
 ) -> None:
-    starts = _first(d, first)
+    starts = _first(gb, first)
     if wanted[0]:
-        _product(d, 0, dy, weight, starts, True)
+        _product(gb, 0, dy, weight, starts, True)
     if wanted[1]:
-        _gradient(d, 1, dy, _rows(d, tokens), starts)
+        _gradient(gb, 1, dy, _rows(gb, tokens), starts)
 
 
 def _keep_grouped(ctx: Any, inputs: Any, output: Any) -> None:
@@ -126,14 +126,14 @@ def _fake_of_ends(a: Any, b: Any, ends: Any = None, bias: Any = None, out_dtype:
     return a.new_empty([*sizes, -(-columns // unit) * unit])[..., :columns]
 
 
-def _of_ends(d: Drawing, a: Any, b: Any, ends: Any, bias: Any = None, out_dtype: Any = None) -> None:
+def _of_ends(gb: GraphBuilder, a: Any, b: Any, ends: Any, bias: Any = None, out_dtype: Any = None) -> None:
     """Each group except the first begins where the previous one ends."""
     _check_ends(a, b, ends, bias, out_dtype)
-    first = d.read(ends, [ends.numel() - 1, 1, 1], [*_strides(ends), 1, 1])
+    first = gb.read(ends, [ends.numel() - 1, 1, 1], [*_strides(ends), 1, 1])
     if b.ndim == 3:
-        _product(d, 0, a, b, first, False)
+        _product(gb, 0, a, b, first, False)
     else:
-        _gradient(d, 0, b, _rows(d, a, True), first)
+        _gradient(gb, 0, b, _rows(gb, a, True), first)
 
 
 GROUPED_MM_OF_ENDS = Operator(

@@ -9,7 +9,7 @@ import torch
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
 from weft.torch.ops import OPERATORS, differentiable, gradients, operator
-from weft.torch.plans import Drawing, _strides
+from weft.torch.plans import GraphBuilder, _strides
 
 F = torch.nn.functional
 
@@ -31,19 +31,19 @@ def _fake_gated_backward(_: Any, gate: Any, up: Any, *__: Any) -> Any:
     return gate.new_empty(gate.shape), up.new_empty(up.shape)
 
 
-def _gated(d: Drawing, activation: str, gate: Any, up: Any) -> None:
-    d.write(0, d.graph.mul(getattr(d.graph, activation)(d.read(gate)), d.read(up)))
+def _gated(gb: GraphBuilder, activation: str, gate: Any, up: Any) -> None:
+    gb.write(0, gb.graph.mul(getattr(gb.graph, activation)(gb.read(gate)), gb.read(up)))
 
 
-def _gated_backward(d: Drawing, activation: str, dy: Any, gate: Any, up: Any) -> None:
-    g, loss, entry = d.graph, d.read(dy), d.read(gate)
-    d.write(0, getattr(g, f"{activation}_backward")(g.mul(loss, d.read(up)), entry))
-    d.write(1, g.mul(loss, getattr(g, activation)(entry)))
+def _gated_backward(gb: GraphBuilder, activation: str, dy: Any, gate: Any, up: Any) -> None:
+    g, loss, entry = gb.graph, gb.read(dy), gb.read(gate)
+    gb.write(0, getattr(g, f"{activation}_backward")(g.mul(loss, gb.read(up)), entry))
+    gb.write(1, g.mul(loss, getattr(g, activation)(entry)))
 
 
 @operator("swiglu", schema="(Tensor gate, Tensor up) -> Tensor", fake=_fake_gated)
-def _swiglu(d: Drawing, gate: Any, up: Any) -> None:
-    _gated(d, "swish", gate, up)
+def _swiglu(gb: GraphBuilder, gate: Any, up: Any) -> None:
+    _gated(gb, "swish", gate, up)
 
 
 @operator(
@@ -51,13 +51,13 @@ def _swiglu(d: Drawing, gate: Any, up: Any) -> None:
     schema="(Tensor grad_output, Tensor gate, Tensor up) -> (Tensor, Tensor)",
     fake=_fake_gated_backward,
 )
-def _swiglu_backward(d: Drawing, dy: Any, gate: Any, up: Any) -> None:
-    _gated_backward(d, "swish", dy, gate, up)
+def _swiglu_backward(gb: GraphBuilder, dy: Any, gate: Any, up: Any) -> None:
+    _gated_backward(gb, "swish", dy, gate, up)
 
 
 @operator("geglu", schema='(Tensor gate, Tensor up, str approximate="none") -> Tensor', fake=_fake_gated)
-def _geglu(d: Drawing, gate: Any, up: Any, approximate: str) -> None:
-    _gated(d, _gelu(approximate), gate, up)
+def _geglu(gb: GraphBuilder, gate: Any, up: Any, approximate: str) -> None:
+    _gated(gb, _gelu(approximate), gate, up)
 
 
 @operator(
@@ -65,8 +65,8 @@ def _geglu(d: Drawing, gate: Any, up: Any, approximate: str) -> None:
     schema="(Tensor grad_output, Tensor gate, Tensor up, str approximate) -> (Tensor, Tensor)",
     fake=_fake_gated_backward,
 )
-def _geglu_backward(d: Drawing, dy: Any, gate: Any, up: Any, approximate: str) -> None:
-    _gated_backward(d, _gelu(approximate), dy, gate, up)
+def _geglu_backward(gb: GraphBuilder, dy: Any, gate: Any, up: Any, approximate: str) -> None:
+    _gated_backward(gb, _gelu(approximate), dy, gate, up)
 
 
 def _gelu(approximate: str) -> str:
@@ -130,30 +130,30 @@ def _fake_rope(x: Any, cos: Any, sin: Any, interleaved: bool = False, inverse: b
     schema="(Tensor x, Tensor cos, Tensor sin, bool interleaved=False, bool inverse=False) -> Tensor",
     fake=_fake_rope,
 )
-def _rope(d: Drawing, x: Any, cos: Any, sin: Any, interleaved: bool, inverse: bool) -> None:
-    g, half, axis = d.graph, x.shape[-1] // 2, x.ndim - (0 if interleaved else 1)
+def _rope(gb: GraphBuilder, x: Any, cos: Any, sin: Any, interleaved: bool, inverse: bool) -> None:
+    g, half, axis = gb.graph, x.shape[-1] // 2, x.ndim - (0 if interleaved else 1)
     pairs = [*x.shape[:-1], *((half, 2) if interleaved else (2, half))]
-    shown = d.read_as(x, pairs)
+    shown = gb.read_as(x, pairs)
     first, second = (g.slice(shown, _at(x.ndim + 1, axis, i)) for i in (0, 1))
-    real, imaginary = (_angles(d, each, x.ndim, axis) for each in (cos, sin))
+    real, imaginary = (_angles(gb, each, x.ndim, axis) for each in (cos, sin))
     if inverse:
         imaginary = g.neg(imaginary)
     turned = (
         g.sub(g.mul(first, real), g.mul(second, imaginary)),
         g.add(g.mul(second, real), g.mul(first, imaginary)),
     )
-    d.write_as(0, g.concatenate(turned, axis), pairs)
+    gb.write_as(0, g.concatenate(turned, axis), pairs)
 
 
 def _at(rank: int, axis: int, i: int) -> list[slice]:
     return [slice(i, i + 1) if each == axis else slice(None) for each in range(rank)]
 
 
-def _angles(d: Drawing, value: torch.Tensor, rank: int, axis: int) -> Tensor:
+def _angles(gb: GraphBuilder, value: torch.Tensor, rank: int, axis: int) -> Tensor:
     """Reads cosines or sines [.., half] so that they broadcast over the two members of each pair."""
     shown = value.unsqueeze(axis - rank - 1)
     before = [1] * (rank + 1 - shown.ndim)
-    return d.read(value, [*before, *shown.shape], [*before, *_strides(shown)])
+    return gb.read(value, [*before, *shown.shape], [*before, *_strides(shown)])
 
 
 def _keep_rope(ctx: Any, inputs: Any, output: Any) -> None:

@@ -11,7 +11,7 @@ from weft.errors import NotSupportedError
 from weft.tensor import Tensor
 from weft.torch import result_rules
 from weft.torch.ops import OPERATORS, differentiable, gradients, operator
-from weft.torch.plans import Drawing, _strides
+from weft.torch.plans import GraphBuilder, _strides
 
 aten, F = torch.ops.aten, torch.nn.functional
 
@@ -19,13 +19,13 @@ ACTIVATIONS = {"none": "", "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_ap
 """Weft's names, by the activation names of linear."""
 
 
-def transposed(d: Drawing, weight: torch.Tensor) -> Tensor:
+def transposed(gb: GraphBuilder, weight: torch.Tensor) -> Tensor:
     """Reads a weight [N, K] as an operand [K, N]."""
-    return d.graph.transpose(d.read(weight), [1, 0])
+    return gb.graph.transpose(gb.read(weight), [1, 0])
 
 
-def _row(d: Drawing, bias: torch.Tensor) -> Tensor:
-    return d.read(bias, [1, bias.numel()], [1, *_strides(bias)])
+def _row(gb: GraphBuilder, bias: torch.Tensor) -> Tensor:
+    return gb.read(bias, [1, bias.numel()], [1, *_strides(bias)])
 
 
 # ---- linear: activation(input weight^T + bias) + residual ----
@@ -53,10 +53,10 @@ def _sizes(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int]:
     return x.numel() // k, n, k
 
 
-def _before_activation(d: Drawing, x: Any, weight: Any, bias: Any) -> Tensor:
+def _before_activation(gb: GraphBuilder, x: Any, weight: Any, bias: Any) -> Tensor:
     rows, _, k = _sizes(x, weight)
-    product = d.graph.matmul(d.read_as(x, [rows, k]), transposed(d, weight))
-    return product if bias is None else d.graph.add(product, _row(d, bias))
+    product = gb.graph.matmul(gb.read_as(x, [rows, k]), transposed(gb, weight))
+    return product if bias is None else gb.graph.add(product, _row(gb, bias))
 
 
 @operator(
@@ -65,14 +65,14 @@ def _before_activation(d: Drawing, x: Any, weight: Any, bias: Any) -> Tensor:
     "Tensor? residual=None) -> Tensor",
     fake=_fake_linear,
 )
-def _linear(d: Drawing, x: Any, weight: Any, bias: Any, activation: str, residual: Any) -> None:
+def _linear(gb: GraphBuilder, x: Any, weight: Any, bias: Any, activation: str, residual: Any) -> None:
     rows, n, _ = _sizes(x, weight)
-    y = _before_activation(d, x, weight, bias)
+    y = _before_activation(gb, x, weight, bias)
     if ACTIVATIONS[activation]:
-        y = getattr(d.graph, ACTIVATIONS[activation])(y)
+        y = getattr(gb.graph, ACTIVATIONS[activation])(y)
     if residual is not None:
-        y = d.graph.add(y, d.read_as(residual, [rows, n]))
-    d.write_as(0, y, [rows, n])
+        y = gb.graph.add(y, gb.read_as(residual, [rows, n]))
+    gb.write_as(0, y, [rows, n])
 
 
 def _fake_linear_backward(dy: Any, x: Any, weight: Any, bias: Any, _: str, wanted: Sequence[bool]) -> Any:
@@ -88,19 +88,19 @@ def _fake_linear_backward(dy: Any, x: Any, weight: Any, bias: Any, _: str, wante
     fake=_fake_linear_backward,
 )
 def _linear_backward(
-    d: Drawing, dy: Any, x: Any, weight: Any, bias: Any, activation: str, wanted: Sequence[bool]
+    gb: GraphBuilder, dy: Any, x: Any, weight: Any, bias: Any, activation: str, wanted: Sequence[bool]
 ) -> None:
-    g, (rows, n, k) = d.graph, _sizes(x, weight)
-    loss = d.read_as(dy, [rows, n])
+    g, (rows, n, k) = gb.graph, _sizes(x, weight)
+    loss = gb.read_as(dy, [rows, n])
     if ACTIVATIONS[activation]:
         gradient = getattr(g, f"{ACTIVATIONS[activation]}_backward")
-        loss = gradient(loss, _before_activation(d, x, weight, bias))
+        loss = gradient(loss, _before_activation(gb, x, weight, bias))
     if wanted[0]:
-        d.write_as(0, g.matmul(loss, d.read(weight)), [rows, k])
+        gb.write_as(0, g.matmul(loss, gb.read(weight)), [rows, k])
     if wanted[1]:
-        d.write(1, g.matmul(g.transpose(loss, [1, 0]), d.read_as(x, [rows, k])))
+        gb.write(1, g.matmul(g.transpose(loss, [1, 0]), gb.read_as(x, [rows, k])))
     if wanted[2]:
-        d.write(2, g.reduction(loss, "ADD", dims=[0]), [1, n])
+        gb.write(2, g.reduction(loss, "ADD", dims=[0]), [1, n])
 
 
 def _keep_linear(ctx: Any, inputs: Any, output: Any) -> None:
@@ -143,22 +143,22 @@ differentiable("linear", _keep_linear, _grad_linear, _reference, _backward_refer
 
 
 @operator("mm", aten.mm.default)
-def _mm(d: Drawing, a: Any, b: Any) -> None:
-    d.write(0, d.graph.matmul(d.read(a), d.read(b)))
+def _mm(gb: GraphBuilder, a: Any, b: Any) -> None:
+    gb.write(0, gb.graph.matmul(gb.read(a), gb.read(b)))
 
 
 operator("bmm", aten.bmm.default)(_mm)
 
 
 @operator("addmm", aten.addmm.default, rule=result_rules.addmm)
-def _addmm(d: Drawing, bias: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> None:
-    g, sum_ = d.graph, d.graph.matmul(d.read(a), d.read(b))
+def _addmm(gb: GraphBuilder, bias: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> None:
+    g, sum_ = gb.graph, gb.graph.matmul(gb.read(a), gb.read(b))
     if alpha != 1:
-        sum_ = g.mul(sum_, d.number(float(alpha)))
+        sum_ = g.mul(sum_, gb.number(float(alpha)))
     if beta:
-        added = d.read_broadcast(bias, 2)
-        sum_ = g.add(sum_, added if beta == 1 else g.mul(added, d.number(float(beta))))
-    d.write(0, sum_)
+        added = gb.read_broadcast(bias, 2)
+        sum_ = g.add(sum_, added if beta == 1 else g.mul(added, gb.number(float(beta))))
+    gb.write(0, sum_)
 
 
 def _keep_product(ctx: Any, inputs: Any, output: Any) -> None:

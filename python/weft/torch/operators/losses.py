@@ -12,7 +12,7 @@ import torch
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
 from weft.torch.ops import OPERATORS, differentiable, gradients, is_watched, operator, stands_for
-from weft.torch.plans import Drawing, _strides
+from weft.torch.plans import GraphBuilder, _strides
 
 aten, F = torch.ops.aten, torch.nn.functional
 
@@ -60,52 +60,54 @@ def _refuse_probabilities(target: Any) -> None:
         raise NotSupportedError("cross_entropy: targets are probabilities. Leave it to torch.")
 
 
-def _rows(d: Drawing, scores: Tensor, x: Any, target: Any, weight: Any, ignored: int) -> _Rows:
+def _rows(gb: GraphBuilder, scores: Tensor, x: Any, target: Any, weight: Any, ignored: int) -> _Rows:
     _refuse_probabilities(target)
-    g, rank = d.graph, max(x.ndim, 2)
-    labels = d.read(target, *_of_rows(target))
-    weights = None if weight is None else d.read(weight, [1, _classes(x), *[1] * (rank - 2)])
+    g, rank = gb.graph, max(x.ndim, 2)
+    labels = gb.read(target, *_of_rows(target))
+    weights = None if weight is None else gb.read(weight, [1, _classes(x), *[1] * (rank - 2)])
     hit = g.cmp_eq(g.gen_index(scores, CLASS), labels)
     is_known = g.logical_and(g.cmp_ge(labels, 0), g.cmp_lt(labels, _classes(x)))
     return _Rows(hit, g.cmp_neq(labels, ignored), is_known, weights)
 
 
-def _counted(d: Drawing, row: Tensor, rows: _Rows) -> Tensor:
+def _counted(gb: GraphBuilder, row: Tensor, rows: _Rows) -> Tensor:
     """Masks one number per row: 0 if the row does not count, NaN if its label is not a valid class."""
-    known = d.graph.binary_select(row, d.number(torch.nan), rows.is_known)
-    return d.graph.binary_select(known, d.number(0), rows.kept)
+    known = gb.graph.binary_select(row, gb.number(torch.nan), rows.is_known)
+    return gb.graph.binary_select(known, gb.number(0), rows.kept)
 
 
-def _weight_of_row(d: Drawing, rows: _Rows) -> Tensor | float:
+def _weight_of_row(gb: GraphBuilder, rows: _Rows) -> Tensor | float:
     """Returns the weight of each row's own class."""
     if rows.weights is None:
         return 1.0
-    return d.graph.reduction(d.graph.binary_select(rows.weights, d.number(0), rows.hit), "ADD", dims=[CLASS])
+    return gb.graph.reduction(
+        gb.graph.binary_select(rows.weights, gb.number(0), rows.hit), "ADD", dims=[CLASS]
+    )
 
 
-def _write_loss(d: Drawing, row: Tensor, rows: _Rows, reduction: int, target: Any) -> None:
+def _write_loss(gb: GraphBuilder, row: Tensor, rows: _Rows, reduction: int, target: Any) -> None:
     """Writes results 0, the loss, and 1, the divisor of the mean."""
-    g, rank = d.graph, max(target.ndim + 1, 2)
+    g, rank = gb.graph, max(target.ndim + 1, 2)
     every, one = [i for i in range(rank) if i != CLASS], [1] * rank
-    loss = _counted(d, row, rows)
-    weight = g.binary_select(_weight_of_row(d, rows), d.number(0), rows.kept)
+    loss = _counted(gb, row, rows)
+    weight = g.binary_select(_weight_of_row(gb, rows), gb.number(0), rows.kept)
     weight.set_dim(_of_rows(target)[0])
     total = g.reduction(weight, "ADD", dims=every)
     if reduction == NONE:
-        d.write(0, loss, *_of_rows(d.outputs[0]))
+        gb.write(0, loss, *_of_rows(gb.outputs[0]))
     else:
         summed = g.reduction(loss, "ADD", dims=every)
-        d.write(0, g.div(summed, total) if reduction == MEAN else summed, one)
-    d.write(1, total, one)
+        gb.write(0, g.div(summed, total) if reduction == MEAN else summed, one)
+    gb.write(1, total, one)
 
 
-def _factor(d: Drawing, dloss: Any, total: Any, rows: _Rows, reduction: int, x: Any) -> Tensor:
+def _factor(gb: GraphBuilder, dloss: Any, total: Any, rows: _Rows, reduction: int, x: Any) -> Tensor:
     """Returns the factor of each row's gradient: 0 for rows that do not count."""
-    g, one = d.graph, [1] * max(x.ndim, 2)
-    factor = d.read(dloss, *(_of_rows(dloss) if reduction == NONE else (one,)))
+    g, one = gb.graph, [1] * max(x.ndim, 2)
+    factor = gb.read(dloss, *(_of_rows(dloss) if reduction == NONE else (one,)))
     if reduction == MEAN:
-        factor = g.div(factor, d.read(total, one))
-    return _counted(d, factor, rows)
+        factor = g.div(factor, gb.read(total, one))
+    return _counted(gb, factor, rows)
 
 
 # ---- Cross-entropy ----
@@ -127,28 +129,28 @@ def _fake(
     fake=_fake,
 )
 def _cross_entropy(
-    d: Drawing, x: Any, target: Any, weight: Any, reduction: int, ignored: int, smoothing: float
+    gb: GraphBuilder, x: Any, target: Any, weight: Any, reduction: int, ignored: int, smoothing: float
 ) -> None:
     """Subtracts the maximum from the logits first: rounding their logsumexp to float would cause an error as
     large as the rounding of the largest logit. For the same reason the maximum and the logarithm of the sum
     of exponentials are passed to the gradient as two numbers."""
-    x = d.exact(x)
-    g, scores = d.graph, d.read(x, *_shown(x))
-    rows = _rows(d, scores, x, target, weight, ignored)
+    x = gb.exact(x)
+    g, scores = gb.graph, gb.read(x, *_shown(x))
+    rows = _rows(gb, scores, x, target, weight, ignored)
     most = g.reduction(scores, "MAX", dims=[CLASS])
     log_sum = g.log(g.reduction(g.exp(g.sub(scores, most)), "ADD", dims=[CLASS]))
-    label_score = g.reduction(g.binary_select(scores, d.number(-torch.inf), rows.hit), "MAX", dims=[CLASS])
+    label_score = g.reduction(g.binary_select(scores, gb.number(-torch.inf), rows.hit), "MAX", dims=[CLASS])
     row = g.sub(log_sum, g.sub(label_score, most))
     if weight is not None:
-        row = g.mul(row, _weight_of_row(d, rows))
+        row = g.mul(row, _weight_of_row(gb, rows))
     if smoothing:
         others = g.sub(log_sum, g.sub(scores, most))
         others = others if rows.weights is None else g.mul(others, rows.weights)
-        smooth = g.mul(g.reduction(others, "ADD", dims=[CLASS]), d.number(smoothing / _classes(x)))
-        row = g.add(g.mul(row, d.number(1 - smoothing)), smooth)
-    _write_loss(d, row, rows, reduction, target)
-    d.write(2, most, *_of_rows(d.outputs[2]))
-    d.write(3, log_sum, *_of_rows(d.outputs[3]))
+        smooth = g.mul(g.reduction(others, "ADD", dims=[CLASS]), gb.number(smoothing / _classes(x)))
+        row = g.add(g.mul(row, gb.number(1 - smoothing)), smooth)
+    _write_loss(gb, row, rows, reduction, target)
+    gb.write(2, most, *_of_rows(gb.outputs[2]))
+    gb.write(3, log_sum, *_of_rows(gb.outputs[3]))
 
 
 def _fake_backward(dloss: Any, x: Any, *_: Any) -> Any:
@@ -163,7 +165,7 @@ def _fake_backward(dloss: Any, x: Any, *_: Any) -> Any:
     fake=_fake_backward,
 )
 def _cross_entropy_backward(
-    d: Drawing,
+    gb: GraphBuilder,
     dloss: Any,
     x: Any,
     target: Any,
@@ -175,25 +177,25 @@ def _cross_entropy_backward(
     most: Any,
     log_sum: Any,
 ) -> None:
-    x = d.exact(x)
+    x = gb.exact(x)
     classes = _classes(x)
-    g, scores = d.graph, d.read(x, *_shown(x))
-    rows = _rows(d, scores, x, target, weight, ignored)
-    below = g.sub(scores, d.read(most, *_of_rows(most)))
-    p = g.exp(g.sub(below, d.read(log_sum, *_of_rows(log_sum))))
-    label_share = g.binary_select(d.number(1 - smoothing), d.number(0), rows.hit)
-    gradient = g.sub(p if not smoothing else g.mul(p, d.number(1 - smoothing)), label_share)
+    g, scores = gb.graph, gb.read(x, *_shown(x))
+    rows = _rows(gb, scores, x, target, weight, ignored)
+    below = g.sub(scores, gb.read(most, *_of_rows(most)))
+    p = g.exp(g.sub(below, gb.read(log_sum, *_of_rows(log_sum))))
+    label_share = g.binary_select(gb.number(1 - smoothing), gb.number(0), rows.hit)
+    gradient = g.sub(p if not smoothing else g.mul(p, gb.number(1 - smoothing)), label_share)
     if weight is not None:
-        gradient = g.mul(gradient, _weight_of_row(d, rows))
+        gradient = g.mul(gradient, _weight_of_row(gb, rows))
     if smoothing:
-        share, total_share = rows.weights, d.number(classes)
+        share, total_share = rows.weights, gb.number(classes)
         if share is None:
-            smooth = g.sub(g.mul(p, total_share), d.number(1))
+            smooth = g.sub(g.mul(p, total_share), gb.number(1))
         else:
             smooth = g.sub(g.mul(p, g.reduction(share, "ADD", dims=[CLASS])), share)
-        gradient = g.add(gradient, g.mul(smooth, d.number(smoothing / classes)))
-    gradient = g.mul(gradient, _factor(d, dloss, total, rows, reduction, x))
-    d.write(0, gradient, *_shown(d.outputs[0]))
+        gradient = g.add(gradient, g.mul(smooth, gb.number(smoothing / classes)))
+    gradient = g.mul(gradient, _factor(gb, dloss, total, rows, reduction, x))
+    gb.write(0, gradient, *_shown(gb.outputs[0]))
 
 
 def _keep_cross_entropy(ctx: Any, inputs: Any, output: Any) -> None:
@@ -276,23 +278,23 @@ def _refuse_unknown(loss: Any, target: Any, classes: int, ignored: int) -> None:
 # fused with the operations that compute the rows.
 
 
-def _nll_loss(d: Drawing, x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> None:
-    g, scores = d.graph, d.read(x, *_shown(x))
-    rows = _rows(d, scores, x, target, weight, ignored)
-    label_score = g.reduction(g.binary_select(scores, d.number(-torch.inf), rows.hit), "MAX", dims=[CLASS])
-    row = g.neg(label_score) if weight is None else g.neg(g.mul(label_score, _weight_of_row(d, rows)))
-    _write_loss(d, row, rows, reduction, target)
+def _nll_loss(gb: GraphBuilder, x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> None:
+    g, scores = gb.graph, gb.read(x, *_shown(x))
+    rows = _rows(gb, scores, x, target, weight, ignored)
+    label_score = g.reduction(g.binary_select(scores, gb.number(-torch.inf), rows.hit), "MAX", dims=[CLASS])
+    row = g.neg(label_score) if weight is None else g.neg(g.mul(label_score, _weight_of_row(gb, rows)))
+    _write_loss(gb, row, rows, reduction, target)
 
 
 def _nll_loss_backward(
-    d: Drawing, dloss: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, total: Any
+    gb: GraphBuilder, dloss: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, total: Any
 ) -> None:
-    g, scores = d.graph, d.read(x, *_shown(x))
-    rows = _rows(d, scores, x, target, weight, ignored)
-    factor = _factor(d, dloss, total, rows, reduction, x)
+    g, scores = gb.graph, gb.read(x, *_shown(x))
+    rows = _rows(gb, scores, x, target, weight, ignored)
+    factor = _factor(gb, dloss, total, rows, reduction, x)
     factor = factor if rows.weights is None else g.mul(factor, rows.weights)
-    gradient = g.binary_select(g.neg(factor), d.number(0), rows.hit)
-    d.write(0, gradient, *_shown(d.outputs[0]))
+    gradient = g.binary_select(g.neg(factor), gb.number(0), rows.hit)
+    gb.write(0, gradient, *_shown(gb.outputs[0]))
 
 
 def _keep_nll_loss(ctx: Any, inputs: Any, output: Any) -> None:

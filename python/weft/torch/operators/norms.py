@@ -12,7 +12,7 @@ from weft.enums import norm_forward_phase
 from weft.tensor import Tensor
 from weft.torch import result_rules
 from weft.torch.ops import OPERATORS, differentiable, operator, stands_for, with_torchs_types
-from weft.torch.plans import Drawing
+from weft.torch.plans import GraphBuilder
 
 aten = torch.ops.aten
 
@@ -38,13 +38,15 @@ def _fake_layer_norm(x: Any, shape: Any, weight: Any, bias: Any, epsilon: float)
 
 
 @operator("layer_norm", aten.native_layer_norm.default, fake=_fake_layer_norm, rule=result_rules.layer_norm)
-def _layer_norm(d: Drawing, x: Any, shape: Sequence[int], weight: Any, bias: Any, epsilon: float) -> None:
+def _layer_norm(
+    gb: GraphBuilder, x: Any, shape: Sequence[int], weight: Any, bias: Any, epsilon: float
+) -> None:
     rows = _rows(x, shape)
-    scale, shift = (None if each is None else d.read(each, rows.parameters) for each in (weight, bias))
-    phase, constant = norm_forward_phase.TRAINING, d.number(epsilon)
-    results = d.graph.layernorm(phase, d.read_as(x, rows.x), scale, shift, constant)
+    scale, shift = (None if each is None else gb.read(each, rows.parameters) for each in (weight, bias))
+    phase, constant = norm_forward_phase.TRAINING, gb.number(epsilon)
+    results = gb.graph.layernorm(phase, gb.read_as(x, rows.x), scale, shift, constant)
     for i, (result, dims) in enumerate(zip(results, (rows.x, *[rows.statistics] * 2), strict=True)):
-        d.write_as(i, result, dims)
+        gb.write_as(i, result, dims)
 
 
 def _fake_layer_norm_backward(dy: Any, x: Any, *given: Any) -> Any:
@@ -58,7 +60,7 @@ def _fake_layer_norm_backward(dy: Any, x: Any, *given: Any) -> Any:
     rule=result_rules.layer_norm_backward,
 )  # fmt: skip
 def _layer_norm_backward(
-    d: Drawing,
+    gb: GraphBuilder,
     dy: Any,
     x: Any,
     shape: Sequence[int],
@@ -69,20 +71,20 @@ def _layer_norm_backward(
     wanted: Sequence[bool],
 ) -> None:
     rows = _rows(x, shape)
-    scale = None if weight is None else d.read(weight, rows.parameters)
-    ends: Any = [d.read_as(dy, rows.x), d.read_as(x, rows.x), scale]
-    ends += [d.read(each, rows.statistics) for each in (mean, rstd)]
-    results = d.graph.layernorm_backward(*ends)
-    _write_gradients(d, results, rows.x, rows.parameters, wanted)
+    scale = None if weight is None else gb.read(weight, rows.parameters)
+    ends: Any = [gb.read_as(dy, rows.x), gb.read_as(x, rows.x), scale]
+    ends += [gb.read(each, rows.statistics) for each in (mean, rstd)]
+    results = gb.graph.layernorm_backward(*ends)
+    _write_gradients(gb, results, rows.x, rows.parameters, wanted)
 
 
 def _write_gradients(
-    d: Drawing, results: Sequence[Tensor], x: Any, parameters: Sequence[int], wanted: Sequence[bool]
+    gb: GraphBuilder, results: Sequence[Tensor], x: Any, parameters: Sequence[int], wanted: Sequence[bool]
 ) -> None:
     """Writes the requested gradients of x, the scale and the bias."""
     for i, is_wanted in enumerate(wanted):
-        if is_wanted and d.outputs[i] is not None:
-            d.write_as(i, results[i], parameters if i else x)
+        if is_wanted and gb.outputs[i] is not None:
+            gb.write_as(i, results[i], parameters if i else x)
 
 
 def _of_groups(x: Any, c: int, groups: int, hw: int) -> _Rows:
@@ -109,14 +111,14 @@ def _fake_group_norm_backward(dy: Any, x: Any, *given: Any) -> Any:
 
 @operator("group_norm", aten.native_group_norm.default, fake=_fake_group_norm, rule=result_rules.group_norm)
 def _group_norm(
-    d: Drawing, x: Any, weight: Any, bias: Any, _: int, c: int, hw: int, groups: int, epsilon: float
+    gb: GraphBuilder, x: Any, weight: Any, bias: Any, _: int, c: int, hw: int, groups: int, epsilon: float
 ) -> None:
     shown = _of_groups(x, c, groups, hw)
-    scale, shift = (None if each is None else d.read(each, shown.parameters) for each in (weight, bias))
-    phase, constant = norm_forward_phase.TRAINING, d.number(epsilon)
-    results = d.graph.groupnorm(phase, d.read_as(x, shown.x), scale, shift, constant, groups)
+    scale, shift = (None if each is None else gb.read(each, shown.parameters) for each in (weight, bias))
+    phase, constant = norm_forward_phase.TRAINING, gb.number(epsilon)
+    results = gb.graph.groupnorm(phase, gb.read_as(x, shown.x), scale, shift, constant, groups)
     for i, (result, dims) in enumerate(zip(results, (shown.x, *[shown.statistics] * 2), strict=True)):
-        d.write_as(i, result, dims)
+        gb.write_as(i, result, dims)
 
 
 @operator(
@@ -124,7 +126,7 @@ def _group_norm(
     rule=result_rules.group_norm_backward,
 )  # fmt: skip
 def _group_norm_backward(
-    d: Drawing,
+    gb: GraphBuilder,
     dy: Any,
     x: Any,
     mean: Any,
@@ -138,25 +140,25 @@ def _group_norm_backward(
 ) -> None:
     if x.device.type == "cpu":  # one sweep for all three; a GPU would read both images again for the sums
         shown = _of_groups(x, c, groups, hw)
-        scale = None if weight is None else d.read(weight, shown.parameters)
-        ends: Any = [d.read_as(dy, shown.x), d.read_as(x, shown.x), scale]
-        ends += [d.read(each, shown.statistics) for each in (mean, rstd)]
-        results = d.graph.groupnorm_backward(*ends, groups=groups)
-        _write_gradients(d, results, shown.x, shown.parameters, wanted)
+        scale = None if weight is None else gb.read(weight, shown.parameters)
+        ends: Any = [gb.read_as(dy, shown.x), gb.read_as(x, shown.x), scale]
+        ends += [gb.read(each, shown.statistics) for each in (mean, rstd)]
+        results = gb.graph.groupnorm_backward(*ends, groups=groups)
+        _write_gradients(gb, results, shown.x, shown.parameters, wanted)
         return
-    g, each = d.graph, [n, groups, c // groups, hw]
-    loss, image = d.read_as(dy, each), d.read_as(x, each)
-    deviation = d.read(rstd, [n, groups, 1, 1])
-    hat = g.mul(g.sub(image, d.read(mean, [n, groups, 1, 1])), deviation)
+    g, each = gb.graph, [n, groups, c // groups, hw]
+    loss, image = gb.read_as(dy, each), gb.read_as(x, each)
+    deviation = gb.read(rstd, [n, groups, 1, 1])
+    hat = g.mul(g.sub(image, gb.read(mean, [n, groups, 1, 1])), deviation)
     if wanted[0]:
-        scaled = loss if weight is None else g.mul(loss, d.read(weight, [1, groups, c // groups, 1]))
+        scaled = loss if weight is None else g.mul(loss, gb.read(weight, [1, groups, c // groups, 1]))
         mean_loss = g.reduction(scaled, "AVG", dims=[2, 3])
         mean_both = g.reduction(g.mul(scaled, hat), "AVG", dims=[2, 3])
         inner = g.sub(g.sub(scaled, mean_loss), g.mul(hat, mean_both))
-        d.write_as(0, g.mul(inner, deviation), each)
+        gb.write_as(0, g.mul(inner, deviation), each)
     for i, factor in ((1, g.mul(loss, hat)), (2, loss)):
-        if wanted[i] and d.outputs[i] is not None:
-            d.write(i, g.reduction(factor, "ADD", dims=[0, 3]), [1, groups, c // groups, 1])
+        if wanted[i] and gb.outputs[i] is not None:
+            gb.write(i, g.reduction(factor, "ADD", dims=[0, 3]), [1, groups, c // groups, 1])
 
 
 def _epsilon(x: torch.Tensor, epsilon: float | None) -> float:
@@ -166,13 +168,13 @@ def _epsilon(x: torch.Tensor, epsilon: float | None) -> float:
 
 
 @operator("rms_norm", aten._fused_rms_norm.default, (), rule=result_rules.rms_norm)
-def _rms_norm(d: Drawing, x: Any, shape: Sequence[int], weight: Any, epsilon: float | None) -> None:
+def _rms_norm(gb: GraphBuilder, x: Any, shape: Sequence[int], weight: Any, epsilon: float | None) -> None:
     rows = _rows(x, shape)
-    constant = d.number(_epsilon(x, epsilon))
-    scale = None if weight is None else d.read(weight, rows.parameters)
-    y, rstd = d.graph.rmsnorm(norm_forward_phase.TRAINING, d.read_as(x, rows.x), scale, None, constant)
-    d.write_as(0, y, rows.x)
-    d.write_as(1, rstd, rows.statistics)
+    constant = gb.number(_epsilon(x, epsilon))
+    scale = None if weight is None else gb.read(weight, rows.parameters)
+    y, rstd = gb.graph.rmsnorm(norm_forward_phase.TRAINING, gb.read_as(x, rows.x), scale, None, constant)
+    gb.write_as(0, y, rows.x)
+    gb.write_as(1, rstd, rows.statistics)
 
 
 @stands_for("rms_norm", aten.rms_norm.default, is_composite=True)
@@ -190,12 +192,12 @@ def _fake_rms_norm_backward(dy: Any, x: Any, _: Any, __: Any, weight: Any, wante
 
 @operator("rms_norm_backward", aten._fused_rms_norm_backward.default, (), fake=_fake_rms_norm_backward)
 def _rms_norm_backward(
-    d: Drawing, dy: Any, x: Any, shape: Sequence[int], rstd: Any, weight: Any, wanted: Sequence[bool]
+    gb: GraphBuilder, dy: Any, x: Any, shape: Sequence[int], rstd: Any, weight: Any, wanted: Sequence[bool]
 ) -> None:
     rows = _rows(x, shape)
-    scale = None if weight is None else d.read(weight, rows.parameters)
-    given = d.read_as(dy, rows.x), d.read_as(x, rows.x), scale, d.read(rstd, rows.statistics)
-    _write_gradients(d, d.graph.rmsnorm_backward(*given, False), rows.x, rows.parameters, wanted)
+    scale = None if weight is None else gb.read(weight, rows.parameters)
+    given = gb.read_as(dy, rows.x), gb.read_as(x, rows.x), scale, gb.read(rstd, rows.statistics)
+    _write_gradients(gb, gb.graph.rmsnorm_backward(*given, False), rows.x, rows.parameters, wanted)
 
 
 def _keep_layer_norm(ctx: Any, inputs: Any, output: Any) -> None:

@@ -13,7 +13,7 @@ from weft.enums import resample_mode
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
 from weft.torch.ops import OPERATORS, differentiable, gradients, like_images, operator, stands_for
-from weft.torch.plans import Draw, Drawing, _strides
+from weft.torch.plans import BuildFunction, GraphBuilder, _strides
 
 aten = torch.ops.aten
 
@@ -49,18 +49,18 @@ def _maximum(x: Any, y: Any, rank: int, options: Sequence[Any]) -> dict[str, Any
     return {**_windows(x, y, rank, window, stride, padding, dilation), "mode": resample_mode.MAXPOOL}
 
 
-def _max_pool(rank: int, d: Drawing, x: Any, *options: Any) -> None:
-    geometry = _maximum(x, d.outputs[0], rank, options)
-    y, index = d.graph.resample(d.read(x, *_batched(x, rank)), generate_index=True, **geometry)
-    d.write(0, y, *_batched(d.outputs[0], rank))
-    d.write(1, _position(d, index, x.shape[-rank:], geometry), *_batched(d.outputs[1], rank))
+def _max_pool(rank: int, gb: GraphBuilder, x: Any, *options: Any) -> None:
+    geometry = _maximum(x, gb.outputs[0], rank, options)
+    y, index = gb.graph.resample(gb.read(x, *_batched(x, rank)), generate_index=True, **geometry)
+    gb.write(0, y, *_batched(gb.outputs[0], rank))
+    gb.write(1, _position(gb, index, x.shape[-rank:], geometry), *_batched(gb.outputs[1], rank))
 
 
-def _position(d: Drawing, index: Tensor, extents: Sequence[int], geometry: dict[str, Any]) -> Tensor:
+def _position(gb: GraphBuilder, index: Tensor, extents: Sequence[int], geometry: dict[str, Any]) -> Tensor:
     """Converts the index of a maximum within its window to the index within its plane; both are row-major."""
     # Floats represent integers exactly up to 2^24, and are faster as long as all vectors are floats.
     g, compute_type = (
-        d.graph,
+        gb.graph,
         {"compute_data_type": torch.float32 if math.prod(extents) <= 2**24 else torch.float64},
     )
     window, gaps, rank = geometry["window"], geometry["dilation"], len(extents)
@@ -79,11 +79,11 @@ def _position(d: Drawing, index: Tensor, extents: Sequence[int], geometry: dict[
     return position
 
 
-def _max_pool_backward(rank: int, d: Drawing, dy: Any, x: Any, *options: Any) -> None:
+def _max_pool_backward(rank: int, gb: GraphBuilder, dy: Any, x: Any, *options: Any) -> None:
     # torch's indices refer to the plane, so the first maximum is recomputed.
     geometry = _maximum(x, dy, rank, options[:-1])
-    loss, image = (d.read(each, *_batched(each, rank)) for each in (dy, x))
-    d.write(0, d.graph.resample_backward(loss, input=image, **geometry), *_batched(d.outputs[0], rank))
+    loss, image = (gb.read(each, *_batched(each, rank)) for each in (dy, x))
+    gb.write(0, gb.graph.resample_backward(loss, input=image, **geometry), *_batched(gb.outputs[0], rank))
 
 
 def _keep_max_pool(ctx: Any, inputs: Any, output: Any) -> None:
@@ -102,13 +102,13 @@ def _grad_max_pool(backward: Any, ctx: Any, dy: Any, _: Any) -> Any:
 _HOW = "int[] kernel_size, int[] stride, int[] padding, int[] dilation, bool ceil_mode"
 
 
-def _max_pool_values(rank: int, d: Drawing, x: Any, *options: Any) -> None:
-    y = d.graph.resample(d.read(x, *_batched(x, rank)), **_maximum(x, d.outputs[0], rank, options))[0]
-    d.write(0, y, *_batched(d.outputs[0], rank))
+def _max_pool_values(rank: int, gb: GraphBuilder, x: Any, *options: Any) -> None:
+    y = gb.graph.resample(gb.read(x, *_batched(x, rank)), **_maximum(x, gb.outputs[0], rank, options))[0]
+    gb.write(0, y, *_batched(gb.outputs[0], rank))
 
 
-def _max_pool_values_backward(rank: int, d: Drawing, dy: Any, x: Any, *options: Any) -> None:
-    _max_pool_backward(rank, d, dy, x, *options, None)
+def _max_pool_values_backward(rank: int, gb: GraphBuilder, dy: Any, x: Any, *options: Any) -> None:
+    _max_pool_backward(rank, gb, dy, x, *options, None)
 
 
 def _keep_values(ctx: Any, inputs: Any, output: Any) -> None:
@@ -166,18 +166,18 @@ def _mean(x: Any, y: Any, rank: int, options: Sequence[Any]) -> tuple[dict[str, 
     return {**geometry, "mode": resample_mode[f"AVGPOOL_{mode}_PADDING"]}, factor
 
 
-def _avg_pool(rank: int, d: Drawing, x: Any, *options: Any) -> None:
-    geometry, factor = _mean(x, d.outputs[0], rank, options)
-    y = d.graph.resample(d.read(x, *_batched(x, rank)), **geometry)[0]
-    y = y if factor == 1 else d.graph.mul(y, d.number(factor))
-    d.write(0, y, *_batched(d.outputs[0], rank))
+def _avg_pool(rank: int, gb: GraphBuilder, x: Any, *options: Any) -> None:
+    geometry, factor = _mean(x, gb.outputs[0], rank, options)
+    y = gb.graph.resample(gb.read(x, *_batched(x, rank)), **geometry)[0]
+    y = y if factor == 1 else gb.graph.mul(y, gb.number(factor))
+    gb.write(0, y, *_batched(gb.outputs[0], rank))
 
 
-def _avg_pool_backward(rank: int, d: Drawing, dy: Any, x: Any, *options: Any) -> None:
+def _avg_pool_backward(rank: int, gb: GraphBuilder, dy: Any, x: Any, *options: Any) -> None:
     geometry, factor = _mean(x, dy, rank, options)
-    loss = d.read(dy, *_batched(dy, rank))
-    loss = loss if factor == 1 else d.graph.mul(loss, d.number(factor))
-    d.write(0, d.graph.resample_backward(loss, **geometry), *_batched(d.outputs[0], rank))
+    loss = gb.read(dy, *_batched(dy, rank))
+    loss = loss if factor == 1 else gb.graph.mul(loss, gb.number(factor))
+    gb.write(0, gb.graph.resample_backward(loss, **geometry), *_batched(gb.outputs[0], rank))
 
 
 def _keep_avg_pool(ctx: Any, inputs: Any, output: Any) -> None:
@@ -189,10 +189,10 @@ def _grad_avg_pool(backward: Any, ctx: Any, dy: Any) -> Any:
     return backward(dy, ctx.saved_tensors[0], *ctx.options), *[None] * 6
 
 
-def _define(name: str, twin: str, rank: int, draws: Sequence[Draw], keep: Any, grad: Any) -> None:
+def _define(name: str, twin: str, rank: int, builds: Sequence[BuildFunction], keep: Any, grad: Any) -> None:
     """Defines the operator and its gradient for one number of spatial dimensions."""
-    for draw, ending in zip(draws, ("", "_backward"), strict=True):
-        operator(name + ending, getattr(aten, twin + ending).default)(partial(draw, rank))
+    for build, ending in zip(builds, ("", "_backward"), strict=True):
+        operator(name + ending, getattr(aten, twin + ending).default)(partial(build, rank))
     differentiable(name, keep, partial(grad, OPERATORS[f"{name}_backward"].apply))
 
 

@@ -9,7 +9,7 @@ import torch
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
 from weft.torch.ops import OPERATORS, differentiable, operator
-from weft.torch.plans import Drawing, _strides
+from weft.torch.plans import GraphBuilder, _strides
 
 F = torch.nn.functional
 
@@ -34,16 +34,16 @@ def _fake_quantized(x: Any, weight: Any, scale: Any, bias: Any = None) -> Any:
     return x.new_empty([*x.shape[:-1], n])
 
 
-def _weight(d: Drawing, weight: Any, scale: Any, k: int) -> Tensor:
-    """Draws the dequantized weight [K, N]."""
+def _weight(gb: GraphBuilder, weight: Any, scale: Any, k: int) -> Tensor:
+    """Adds the dequantized weight [K, N]."""
     if not weight.is_contiguous():
         raise NotSupportedError("quantized_linear: the weight is not contiguous. Give weight.contiguous().")
     n, blocks = scale.shape
-    codes = d.read(weight, [k, n], [1, k])
+    codes = gb.read(weight, [k, n], [1, k])
     if weight.dtype == torch.uint8:
         codes.set_data_type("i4")
-    shown = d.read(scale, [blocks, n], [*_strides(scale)][::-1])
-    return d.graph.block_scale_dequantize(codes, shown, [k // blocks, 1])
+    shown = gb.read(scale, [blocks, n], [*_strides(scale)][::-1])
+    return gb.graph.block_scale_dequantize(codes, shown, [k // blocks, 1])
 
 
 @operator(
@@ -51,12 +51,12 @@ def _weight(d: Drawing, weight: Any, scale: Any, k: int) -> Tensor:
     schema="(Tensor input, Tensor weight, Tensor scale, Tensor? bias=None) -> Tensor",
     fake=_fake_quantized,
 )
-def _quantized(d: Drawing, x: Any, weight: Any, scale: Any, bias: Any) -> None:
+def _quantized(gb: GraphBuilder, x: Any, weight: Any, scale: Any, bias: Any) -> None:
     k, n = x.shape[-1], weight.shape[0]
-    y = d.graph.matmul(d.read_as(x, [x.numel() // k, k]), _weight(d, weight, scale, k))
+    y = gb.graph.matmul(gb.read_as(x, [x.numel() // k, k]), _weight(gb, weight, scale, k))
     if bias is not None:
-        y = d.graph.add(y, d.read(bias, [1, n]))
-    d.write_as(0, y, [x.numel() // k, n])
+        y = gb.graph.add(y, gb.read(bias, [1, n]))
+    gb.write_as(0, y, [x.numel() // k, n])
 
 
 def _fake_backward(dy: Any, weight: Any, scale: Any) -> Any:
@@ -69,11 +69,11 @@ def _fake_backward(dy: Any, weight: Any, scale: Any) -> Any:
     schema="(Tensor grad_output, Tensor weight, Tensor scale) -> Tensor",
     fake=_fake_backward,
 )
-def _quantized_backward(d: Drawing, dy: Any, weight: Any, scale: Any) -> None:
-    (n, _), k = weight.shape, d.outputs[0].shape[-1]
+def _quantized_backward(gb: GraphBuilder, dy: Any, weight: Any, scale: Any) -> None:
+    (n, _), k = weight.shape, gb.outputs[0].shape[-1]
     rows = dy.numel() // n
-    numbers = d.graph.transpose(_weight(d, weight, scale, k), [1, 0])
-    d.write_as(0, d.graph.matmul(d.read_as(dy, [rows, n]), numbers), [rows, k])
+    numbers = gb.graph.transpose(_weight(gb, weight, scale, k), [1, 0])
+    gb.write_as(0, gb.graph.matmul(gb.read_as(dy, [rows, n]), numbers), [rows, k])
 
 
 def _keep_quantized(ctx: Any, inputs: Any, output: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 from weft import decompositions
 from weft.errors import NotSupportedError
 from weft.torch.ops import OPERATORS, differentiable, operator
-from weft.torch.plans import Drawing
+from weft.torch.plans import GraphBuilder
 
 aten = torch.ops.aten
 
@@ -31,18 +31,18 @@ def _fake(twin: Any) -> Any:
 
 
 @operator("softmax", aten._softmax.default, fake=_fake(aten._softmax.default))
-def _softmax(d: Drawing, x: Any, dim: int, _: bool) -> None:
-    d.write(0, d.graph.softmax(d.read(x), axis=_axis(x, dim), infinite_is_nan=True))
+def _softmax(gb: GraphBuilder, x: Any, dim: int, _: bool) -> None:
+    gb.write(0, gb.graph.softmax(gb.read(x), axis=_axis(x, dim), infinite_is_nan=True))
 
 
 @operator("softmax_backward", aten._softmax_backward_data.default)
-def _softmax_backward(d: Drawing, dy: Any, y: Any, dim: int, _: Any) -> None:
-    d.write(0, decompositions.softmax_backward(d.graph, d.read(dy), d.read(y), dim % max(y.ndim, 1)))
+def _softmax_backward(gb: GraphBuilder, dy: Any, y: Any, dim: int, _: Any) -> None:
+    gb.write(0, decompositions.softmax_backward(gb.graph, gb.read(dy), gb.read(y), dim % max(y.ndim, 1)))
 
 
 @operator("log_softmax", aten._log_softmax.default, fake=_fake(aten._log_softmax.default))
-def _log_softmax(d: Drawing, x: Any, dim: int, _: bool) -> None:
-    d.write(0, decompositions.log_softmax(d.graph, d.read(x), _axis(x, dim)))
+def _log_softmax(gb: GraphBuilder, x: Any, dim: int, _: bool) -> None:
+    gb.write(0, decompositions.log_softmax(gb.graph, gb.read(x), _axis(x, dim)))
 
 
 def _fake_log_softmax_backward(*arguments: Any) -> Any:
@@ -51,8 +51,8 @@ def _fake_log_softmax_backward(*arguments: Any) -> Any:
 
 
 @operator("log_softmax_backward", aten._log_softmax_backward_data.default, fake=_fake_log_softmax_backward)
-def _log_softmax_backward(d: Drawing, dy: Any, y: Any, dim: int, _: Any) -> None:
-    d.write(0, decompositions.log_softmax_backward(d.graph, d.read(dy), d.read(y), dim % max(y.ndim, 1)))
+def _log_softmax_backward(gb: GraphBuilder, dy: Any, y: Any, dim: int, _: Any) -> None:
+    gb.write(0, decompositions.log_softmax_backward(gb.graph, gb.read(dy), gb.read(y), dim % max(y.ndim, 1)))
 
 
 def _keep_softmax(ctx: Any, inputs: Any, output: Any) -> None:

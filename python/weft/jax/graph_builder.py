@@ -1,4 +1,4 @@
-"""How each operator is drawn as a Weft graph, the shapes and types of its results, and its plans. Nothing
+"""Builds the Weft graph of each operator, infers the shapes and types of its results, and plans it. Nothing
 here depends on JAX's tracing. Arrays are packed with the last dimension fastest, as XLA passes them."""
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ class Form(NamedTuple):
 
 
 class Operator:
-    """An operation on JAX arrays: its name, the function that draws it, and how vmap can avoid a loop."""
+    """An operation on JAX arrays: its name, the function that builds its graph, and how vmap can avoid a
+    loop."""
 
     def __init__(
         self,
         name: str,
-        draw: Callable[..., None],
+        build: Callable[..., None],
         rows: Sequence[int] = (),
         is_batched: bool = False,
         stands_for: tuple[Any, dict[str, Any]] | None = None,
@@ -53,9 +54,8 @@ class Operator:
         """Creates an operator.
 
         Args:
-            name: for messages and pictures.
-            draw: takes a Drawing, then the attributes.
-            rows: the arguments whose first dimension is rows of data, as in all results. If only these
+            name: for messages and diagrams. build: a function of a GraphBuilder, then the attributes. rows:
+            the arguments whose first dimension is rows of data, as in all results. If only these
                 arguments are
                 mapped, vmap adds rows.
             is_batched: whether all arguments and results accept leading batch dimensions, 1 in arguments
@@ -63,38 +63,38 @@ class Operator:
             stands_for: the JAX primitive that the operator replaces, with the parameters that policies of
                 jax.checkpoint read; None for an operator that no policy recognizes.
         """
-        self.name, self.draw, self.rows, self.is_batched = name, draw, frozenset(rows), is_batched
+        self.name, self.build, self.rows, self.is_batched = name, build, frozenset(rows), is_batched
         self.stands_for = stands_for
 
-    def drawn(
+    def builder_for(
         self, call: Call, arguments: Sequence[Form], results: Sequence[Form] = (), device: Place | None = None
-    ) -> Drawing:
-        """Draws the operator for arguments of these forms. results: the forms of the results, if known;
+    ) -> GraphBuilder:
+        """Builds the graph for arguments of these forms. results: the forms of the results, if known;
         device: the device to plan for."""
         type_ = data_type.DOUBLE if is_double(arguments) else data_type.FLOAT
         graph = Graph(self.name, compute_data_type=type_, device=device)
         if call.is_exact:
             graph.deselect_numeric_notes([numerical_note.DOWN_CONVERT_INPUTS])
-        drawing = Drawing(graph, arguments, results)
-        self.draw(drawing, *call.attributes)
-        return drawing
+        builder = GraphBuilder(graph, arguments, results)
+        self.build(builder, *call.attributes)
+        return builder
 
     def results(self, call: Call, arguments: Sequence[Form]) -> tuple[Form, ...]:
         """Returns the forms of the results. Raises WeftError if the arguments are invalid."""
-        drawing = self.drawn(call, arguments)
-        if None in drawing.results:
-            drawing.graph.validate()
-        ends = {~at: tensor for tensor, at in drawing.ends if at < 0}
+        builder = self.builder_for(call, arguments)
+        if None in builder.results:
+            builder.graph.validate()
+        ends = {~at: tensor for tensor, at in builder.ends if at < 0}
         is_scalar = all(form.shape == () for form in arguments)
-        return tuple(form or _form_of(ends[i], is_scalar) for i, form in enumerate(drawing.results))
+        return tuple(form or _form_of(ends[i], is_scalar) for i, form in enumerate(builder.results))
 
     def prepared(self, call: Call, arguments: tuple[Form, ...], kind: device_kind, arch: str) -> Prepared:
         """Returns the plan for a kind of device. arch: the architecture of a GPU that is not on this machine.
         Raises WeftError if Weft refuses the call."""
         results = results_of(call, arguments)
-        drawing = self.drawn(call, arguments, results, _place(kind, arch))
-        plan = drawing.graph.build().plan
-        at = {tensor.get_uid(): source for tensor, source in drawing.ends}
+        builder = self.builder_for(call, arguments, results, _place(kind, arch))
+        plan = builder.graph.build().plan
+        at = {tensor.get_uid(): source for tensor, source in builder.ends}
         return prepared(plan, at, len(arguments), len(results), kind)
 
     def __repr__(self) -> str:
@@ -110,11 +110,11 @@ class Call(NamedTuple):
     """Whether float products keep full precision on a GPU."""
 
 
-class Drawing:
+class GraphBuilder:
     """A graph under construction, with the forms of the arguments that it reads."""
 
     def __init__(self, graph: Graph, arguments: Sequence[Form], results: Sequence[Form] = ()) -> None:
-        """Starts a drawing. results: their forms, if an earlier drawing has inferred them."""
+        """Wraps a graph. results: their forms, if an earlier builder has inferred them."""
         self.graph, self.arguments = graph, arguments
         self.ends: list[tuple[Tensor, int]] = []
         """Each graph input or output, with the index i of its argument, or ~i for result i."""
@@ -142,8 +142,7 @@ class Drawing:
         dims: Sequence[int] | None = None,
         steps: Sequence[int] | None = None,
     ) -> None:
-        """Declares a tensor as the next result. dims, steps: the shape in which it is drawn, if it
-        differs."""
+        """Declares a tensor as the next result. dims, steps: its shape in the graph, if it differs."""
         shape = (form.shape or (1,)) if dims is None else tuple(dims)
         result.set_output(True).set_data_type(form.dtype).set_dim(shape)
         result.set_stride(buffers.packed_strides(shape) if steps is None else steps)
@@ -180,7 +179,7 @@ def results_of(call: Call, arguments: tuple[Form, ...]) -> tuple[Form, ...]:
 
 def _form_of(tensor: Tensor, is_scalar: bool) -> Form:
     """Returns the form of a result. is_scalar: the arguments have no dimensions; they, and results without
-    dimensions, are drawn as [1]."""
+    dimensions, have shape [1] in the graph."""
     assert tensor.dtype is not None
     shape = () if is_scalar and tensor.dims == (1,) else tensor.dims
     return Form(shape, dtypes.numpy_dtype(tensor.dtype))
