@@ -448,7 +448,7 @@ def test_a_unet_with_channels_last_moves_nothing_on_a_gpu(monkeypatch) -> None:
     types = {"device": "sm_90", "io_data_type": "bf16", "compute_data_type": "f32"}
     monkeypatch.setattr(norms, "_is_apart_on_the_cpu", lambda _: False, raising=False)
     monkeypatch.setattr(regions, "_graph_of", lambda *_: Elsewhere(**types))
-    monkeypatch.setattr(regions._SeparateInterpreter, "run", lambda *_: None)  # only whole regions are planned
+    monkeypatch.setattr(regions._SeparateInterpreter, "run", lambda *_: None)  # plan only whole regions
     torch.manual_seed(5)
     layout = {"memory_format": torch.channels_last, "dtype": torch.bfloat16}
     with torch.device("cpu"):  # everywhere: what is asked for is the plan
@@ -757,7 +757,7 @@ def test_inductor_compiles_unsupported_operators() -> None:
         torch.testing.assert_close(given.grad, other.grad)
         torch.testing.assert_close([*model.buffers()], [*eager.buffers()])
         torch.testing.assert_close(model.weight.grad, eager.weight.grad, rtol=1e-5, atol=1e-5)
-    assert (cover.compiled, cover.apart) == (2, [])
+    assert (cover.compiled, cover.eager_reasons) == (2, [])
     assert "\nInductor compiles the other operators of 2 graphs\n" in str(cover)
     assert len(cover.graphs) == 3 * len(cover.regions)
     assert not cover.refused
@@ -782,7 +782,7 @@ def test_a_single_remaining_operator_is_not_compiled() -> None:
     x, alone = torch.randn(4, 6), Cover()
     run = compiled(lambda x: x.relu().cumsum(0), alone, inductor=True)
     torch.testing.assert_close(run(x), x.relu().cumsum(0))
-    assert (alone.compiled, alone.apart) == (0, [])
+    assert (alone.compiled, alone.eager_reasons) == (0, [])
     assert sum(alone.left.values()) == 1
 
 
