@@ -103,10 +103,51 @@ SLOPES: dict[str, Callable[[Array], Array]] = {
 }
 
 
+def clips(o: dict[str, Any]) -> tuple[float, float, float]:
+    """The lower and the upper clip of a rectifier, and its slope below the lower one."""
+    return o.get("relu_lower_clip", 0), o.get("relu_upper_clip", np.inf), o.get("relu_lower_clip_slope", 0)
+
+
+def relu_fwd(o: dict[str, Any], x: Array) -> Array:
+    lower, upper, slope = clips(o)
+    return np.where(x < lower, lower + slope * (x - lower), np.minimum(x, upper))
+
+
+def relu_bwd(o: dict[str, Any], x: Array) -> Array:
+    lower, upper, slope = clips(o)
+    return np.where(x <= lower, slope, x < upper)
+
+
+def swish_bwd(o: dict[str, Any], x: Array) -> Array:
+    s = sigmoid(o["swish_beta"] * x)
+    return s + o["swish_beta"] * x * s * (1 - s)
+
+
+CONSTANTS = {
+    "relu_lower_clip",
+    "relu_upper_clip",
+    "relu_lower_clip_slope",
+    "elu_alpha",
+    "softplus_beta",
+    "swish_beta",
+}
+WITH_CONSTANTS: dict[str, Callable[[dict[str, Any], Array], Array]] = {
+    "RELU_FWD": relu_fwd,
+    "RELU_BWD": relu_bwd,
+    "ELU_FWD": lambda o, x: np.where(x > 0, x, o["elu_alpha"] * np.expm1(np.minimum(x, 0))),
+    "ELU_BWD": lambda o, x: np.where(x > 0, 1, o["elu_alpha"] * np.exp(np.minimum(x, 0))),
+    "SOFTPLUS_FWD": lambda o, x: np.logaddexp(o["softplus_beta"] * x, 0) / o["softplus_beta"],
+    "SOFTPLUS_BWD": lambda o, x: sigmoid(o["softplus_beta"] * x),
+    "SWISH_FWD": lambda o, x: x * sigmoid(o["swish_beta"] * x),
+    "SWISH_BWD": swish_bwd,
+}
+"""Modes whose constants are set; a backward mode gives the factor of dy."""
+
+
 def pointwise(
     o: dict[str, Any], x: Array, b: Array | None = None, t: Array | None = None, dy: Array | None = None
 ) -> Results:
-    mode = o["mode"]
+    mode, evaluate = o["mode"], WITH_CONSTANTS.get(o["mode"]) if CONSTANTS & o.keys() else None
     x, b = x * o.get("alpha1", 1), np.full((1,) * x.ndim, o["b"]) if "b" in o else b
     b = None if b is None else b * o.get("alpha2", 1)
     if mode == "GEN_INDEX":
@@ -114,11 +155,74 @@ def pointwise(
     if mode == "BINARY_SELECT":
         return {"y": np.where(t != 0, x, b)}
     if mode in SLOPES:
-        return {"dx": dy * SLOPES[mode](x), "summed dx": np.abs(dy) * (1 + np.abs(x))}
+        slope = evaluate(o, x) if evaluate else SLOPES[mode](x)
+        return {"dx": dy * slope, "summed dx": np.abs(dy) * (1 + np.abs(x))}
     if mode.startswith("GELU"):
         return {"y": UNARY[mode](x), "summed y": 1 + np.abs(x)}
-    made = UNARY[mode](x) if b is None else BINARY[mode](x, b)
+    made = evaluate(o, x) if evaluate else UNARY[mode](x) if b is None else BINARY[mode](x, b)
     return {"y": np.asarray(made, np.float64)}
+
+
+def diagonal_band_mask(
+    o: dict[str, Any],
+    x: Array,
+    b: Array | None = None,
+    left_bound: Array | None = None,
+    shift_right_bound: Array | None = None,
+    **lengths: Array,
+) -> Results:
+    """The index that moves is the row, or the column if there is a left bound."""
+    row, column = np.arange(x.shape[-2])[:, None], np.arange(x.shape[-1])
+    q, kv = (lengths.get(f"seq_len_{side}", 0) for side in ("q", "kv"))
+    q, kv = (
+        np.diff(lengths[f"cu_seq_len_{side}"], axis=0) if f"cu_seq_len_{side}" in lengths else length
+        for side, length in (("q", q), ("kv", kv))
+    )
+    bound = shift_right_bound if left_bound is None else left_bound
+    bound = o.get("left_bound", o.get("shift_right_bound", 0)) if bound is None else bound
+    if left_bound is None and "left_bound" not in o:
+        keeps = BINARY[o["comparison_mode"]](row + bound + kv - q, column)
+    else:
+        keeps = BINARY[o["comparison_mode"]](column + bound - kv + q, row)
+    return {"y": np.where(keeps, x, o["b"] if b is None else b)}
+
+
+# ---- Causal convolutions -----------------------------------------------------------------------------------
+
+
+def steps_of(x: Array, taps: int) -> list[Array]:
+    """[B, D, L] for each tap: what it multiplies."""
+    padded = np.pad(x, ((0, 0), (0, 0), (taps - 1, 0)))
+    return [padded[:, :, k : k + x.shape[2]] for k in range(taps)]
+
+
+def causal_sums(x: Array, weight: Array, bias: Array | None) -> Array:
+    made = sum(weight[:, k, None] * each for k, each in enumerate(steps_of(x, weight.shape[1])))
+    return np.asarray(made if bias is None else made + bias[:, None])
+
+
+def causal_conv1d(o: dict[str, Any], x: Array, weight: Array, bias: Array | None = None) -> Results:
+    sums, sizes = (
+        causal_sums(f(x), f(weight), None if bias is None else f(bias)) for f in (np.array, np.abs)
+    )
+    return {"y": sums * sigmoid(sums) if o.get("activation") == "SWISH_FWD" else sums, "summed y": sizes}
+
+
+def causal_conv1d_backward(
+    o: dict[str, Any], dy: Array, x: Array, weight: Array, bias: Array | None = None
+) -> Results:
+    taps, sums = weight.shape[1], causal_sums(x, weight, bias)
+    is_silu = o.get("activation") == "SWISH_FWD"
+    ds = dy * SLOPES["SWISH_BWD"](sums) if is_silu else dy
+    made: Results = {}
+    for before, f in (("", np.array), ("summed ", np.abs)):
+        later = steps_of(f(ds)[:, :, ::-1], taps)
+        dx = sum(f(weight)[:, k, None] * each[:, :, ::-1] for k, each in enumerate(later))
+        made[f"{before}dx"] = np.asarray(dx)
+        each_tap = [(f(ds) * each).sum((0, 2)) for each in steps_of(f(x), taps)]
+        made[f"{before}dweight"] = np.stack(each_tap, 1)
+        made[f"{before}dbias"] = f(ds).sum((0, 2))
+    return made
 
 
 # ---- Products ----------------------------------------------------------------------------------------------
@@ -450,7 +554,8 @@ def softmax(o: dict[str, Any], x: Array, sink: Array | None = None) -> Results:
     most = most if sink is None else np.maximum(most, sink)
     weights = np.exp(x - most)
     total = weights.sum(axis, keepdims=True) + (0 if sink is None else np.exp(sink - most))
-    return {"y": weights / total, "stats": most + np.log(total), "max": most, "sum_exp": total}
+    stats = (most + np.log(total)) * (np.log2(np.e) if o.get("stats_log2") else 1)
+    return {"y": weights / total, "stats": stats, "max": most, "sum_exp": total}
 
 
 REDUCTIONS: dict[str, Callable[[Array], Array]] = {
@@ -506,8 +611,8 @@ def paged_cache_load(o: dict[str, Any], container: Array, seq_len: Array, page_t
     return {"y": y.swapaxes(2, 3) if is_transposed else y}
 
 
-def rng(o: dict[str, Any]) -> Results:
-    dims, which = o["y"], {"seed": o["seed"]}
+def rng(o: dict[str, Any], offset: Array | None = None) -> Results:
+    dims, which = o["y"], {"seed": o["seed"], "offset": 0 if offset is None else int(offset.item())}
     if o["distribution"] == "BERNOULLI":
         return {"y": (units(dims, **which) < o["bernoulli_probability"]).astype(np.float64)}
     if o["distribution"] == "UNIFORM":
@@ -550,7 +655,7 @@ def block_scale_quantize(o: dict[str, Any], x: Array) -> Results:
 
 def block_scale_dequantize(o: dict[str, Any], x: Array, scale: Array) -> Results:
     block = [1] * (x.ndim - len(o["block_size"])) + list(o["block_size"])
-    return {"y": x * spread(scale, block, x.shape)}
+    return {"y": x * spread(scale, block, x.shape) * (-1 if o.get("negative_scale") else 1)}
 
 
 # ---- Attention ---------------------------------------------------------------------------------------------
@@ -565,12 +670,26 @@ def unpaged(o: dict[str, Any], pages: Array, table: Array | None) -> Array:
     return chosen.reshape(batch, heads, -1, depth)[:, :, : o["paged_attention_max_seq_len_kv"]]
 
 
+def alibi_slopes(heads: int) -> list[float]:
+    """The series of the largest power of two, then every other one of twice that."""
+    power = 2 ** (heads.bit_length() - 1)
+    series = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
+    return series + [2.0 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]
+
+
+def factor_of(o: dict[str, Any], others: dict[str, Array]) -> float:
+    """The factor of the scores, a value or a tensor."""
+    return float(others["attn_scale"].item()) if "attn_scale" in others else o["attn_scale_value"]
+
+
 def scores_of(o: dict[str, Any], q: Array, k: Array, bias: Array | None, lengths: dict[str, Array]) -> Array:
-    """[B, H, Sq, Skv], -inf where a query does not see a key."""
+    """[B, H, Sq, Skv], -inf where a query does not see a key. lengths: also the factor and the block mask."""
     heads, rows, columns = q.shape[1], q.shape[2], k.shape[2]
-    s = o["attn_scale_value"] * q @ np.repeat(k, heads // k.shape[1], 1).swapaxes(-1, -2)
+    s = factor_of(o, lengths) * q @ np.repeat(k, heads // k.shape[1], 1).swapaxes(-1, -2)
     s = s if bias is None else s + bias
     i, j = np.arange(rows)[:, None], np.arange(columns)
+    if o.get("use_alibi_mask"):
+        s = s + np.array(alibi_slopes(heads)).reshape(1, -1, 1, 1) * (j - i)
     rows_used = lengths.get("seq_len_q", np.full((1, 1, 1, 1), rows))
     columns_used = lengths.get("seq_len_kv", np.full((1, 1, 1, 1), columns))
     shift = columns_used - rows_used if o.get("diagonal_alignment") == BOTTOM_RIGHT else 0
@@ -579,6 +698,9 @@ def scores_of(o: dict[str, Any], q: Array, k: Array, bias: Array | None, lengths
         seen = seen & (j <= i + shift + o["diagonal_band_right_bound"])
     if "diagonal_band_left_bound" in o:
         seen = seen & (j > i + shift - o["diagonal_band_left_bound"])
+    if "block_mask" in lengths:
+        tiles = np.repeat(np.repeat(lengths["block_mask"], 128, -2), 128, -1)
+        seen = seen & (tiles[..., :rows, :columns] != 0)
     return np.where(seen, s, -np.inf)
 
 
@@ -610,7 +732,12 @@ def sdpa_fwd(
         stats = most + np.log(total)
     weights = kept(weights, dropout_mask) / np.where(total > 0, total, 1)
     out = weights @ np.repeat(v, q.shape[1] // v.shape[1], 1)
-    return {"o": out, "stats": np.where(total > 0, stats, -np.inf)}
+    return {
+        "o": out,
+        "stats": np.where(total > 0, stats, -np.inf),
+        "score_max": np.broadcast_to(most, stats.shape),
+        "score_sum_exp": np.where(np.isinf(most), 0, total),
+    }
 
 
 def gathered(array: Array, heads: int) -> Array:
@@ -635,8 +762,18 @@ def sdpa_bwd(
     p = np.where(np.isinf(s), 0, np.exp(s - np.where(np.isinf(stats), 0, stats)))
     dp = dO @ np.repeat(v, heads // v.shape[1], 1).swapaxes(-1, -2)
     dp = dp if dropout_mask is None else np.where(p == 0, 0, dp * dropout_mask)
-    ds = given["attn_scale_value"] * p * (dp - (dO * o).sum(-1, keepdims=True))
-    summed = given["attn_scale_value"] * p * (np.abs(dp) + np.abs(dO * o).sum(-1, keepdims=True))
+    delta = (dO * o).sum(-1, keepdims=True)
+    ds, scale = p * (dp - delta), factor_of(given, lengths)
+    summed = p * (np.abs(dp) + np.abs(dO * o).sum(-1, keepdims=True))
+    others: Results = {}
+    if bias is not None:
+        axes = tuple(i for i, n in enumerate(bias.shape) if n == 1)
+        others |= {"dBias": ds.sum(axes, keepdims=True), "summed dBias": summed.sum(axes, keepdims=True)}
+    if sink_token is not None:
+        share = np.where(np.isinf(stats), 0, np.exp(sink_token - stats)) * delta
+        others |= {"dSink_token": -share.sum((0, 2), keepdims=True)}
+        others |= {"summed dSink_token": np.abs(share).sum((0, 2), keepdims=True)}
+    ds, summed = ds * scale, summed * scale
     keys = np.repeat(k, heads // k.shape[1], 1)
     return {
         "dQ": ds @ keys,
@@ -644,7 +781,7 @@ def sdpa_bwd(
         "dK": gathered(ds.swapaxes(-1, -2) @ q, k.shape[1]),
         "summed dK": gathered(summed.swapaxes(-1, -2) @ np.abs(q), k.shape[1]),
         "dV": gathered(kept(p, dropout_mask).swapaxes(-1, -2) @ dO, v.shape[1]),
-    }
+    } | others
 
 
 DEFINITIONS: dict[str, Callable[..., Results]] = {
@@ -667,6 +804,9 @@ DEFINITIONS: dict[str, Callable[..., Results]] = {
     "slice": cut,
     "concat": concat,
     "paged_cache_load": paged_cache_load,
+    "diagonal_band_mask": diagonal_band_mask,
+    "causal_conv1d": causal_conv1d,
+    "causal_conv1d_backward": causal_conv1d_backward,
     "rng": rng,
     "block_scale_quantize": block_scale_quantize,
     "block_scale_dequantize": block_scale_dequantize,

@@ -192,7 +192,7 @@ class Drawing:
         try:
             self.now.run(node)
             for key, v in node.results.items():
-                self.judge(v, results[key], op == "sdpa_fwd" and key == "stats")
+                self.judge(v, results[key], op == "sdpa_fwd" and key in ("stats", "score_max"))
         except (Unfit, FloatingPointError):
             del self.graph.values[count:]
             raise Unfit from None
@@ -245,6 +245,8 @@ class Drawing:
             self.one_in(8) and self.graph.compute and mode not in SLOPES and mode not in ("CMP_EQ", "CMP_NEQ")
         ):
             options |= {"alpha1": self.r.choice([0.5, -2.0])} | ({"alpha2": 0.5} if mode in BINARY else {})
+        if self.one_in(2):
+            options |= self.constants(mode)
         given = [self.now.base[v] for v in operands.values()]
         self.check_domain(mode, [*given, np.array(options["b"])] if "b" in options else given)
         if mode.startswith("LOGICAL") or mode == "BINARY_SELECT":
@@ -252,6 +254,16 @@ class Drawing:
         if mode in ("CMP_EQ", "CMP_NEQ") and any(self.now.is_inexact[v] for v in operands.values()):
             self.check_apart(given[0], options.get("b", given[-1]))
         self.add("pointwise", operands, {"dx" if mode in SLOPES else "y": dims}, options)
+
+    def constants(self, mode: str) -> dict[str, float]:
+        """Constants of a mode that differ from the defaults; whole clips, as integers have them."""
+        if mode in ("RELU_FWD", "RELU_BWD"):
+            lower = self.r.choice([-1.0, 0.0, 1.0])
+            some = {"relu_lower_clip": lower, "relu_upper_clip": lower + self.r.choice([1.0, 3.0])}
+            some["relu_lower_clip_slope"] = self.r.choice([0.25, -0.5])
+            return dict(self.r.sample(list(some.items()), self.r.randint(1, 3)))
+        key = {"ELU": "elu_alpha", "SOFTPLUS": "softplus_beta", "SWISH": "swish_beta"}.get(mode[:-4])
+        return {key: self.r.choice([0.5, 1.5, 2.0])} if key else {}
 
     def check_domain(self, mode: str, given: list[Array]) -> None:
         """Restricts operands to a domain where an operation is smooth, and integers and floats agree."""
@@ -495,7 +507,8 @@ class Drawing:
         row = tuple(1 if i == axis else n for i, n in enumerate(dims))
         names = [name for name in ("stats", "max", "sum_exp") if self.one_in(4)]
         sink = self.like(row) if self.one_in(6) else None
-        self.add("softmax", {"x": x, "sink": sink}, {"y": dims} | dict.fromkeys(names, row), {"axis": axis})
+        options = {key: True for key in ("stats_log2", "infinite_is_nan") if self.one_in(6)} | {"axis": axis}
+        self.add("softmax", {"x": x, "sink": sink}, {"y": dims} | dict.fromkeys(names, row), options)
 
     def positions(self) -> None:
         """Rows whose elements are scaled, or masked, by their position."""
@@ -596,7 +609,63 @@ class Drawing:
             "NORMAL": {"normal_mean": 0.5, "normal_standard_deviation": 2.0},
         }[options["distribution"]]
         dims = self.of(self.tensor())
-        self.add("rng", {}, {"y": dims}, options, needs_dims=True)
+        ones = (1,) * len(dims)
+        offset = self.input(ones, self.r.choice(["i32", "i64"]), np.full(ones, 5)) if self.one_in(2) else None
+        self.add("rng", {"offset": offset}, {"y": dims}, options, needs_dims=True)
+
+    def band_mask(self) -> None:
+        """A mask along the diagonal, by lengths or by their running sums."""
+        x = self.tensor(2, 5)
+        dims, options = self.of(x), {}
+        operands, ones = {"x": x}, (1,) * len(dims)
+        options["comparison_mode"] = self.r.choice([mode for mode in BINARY if mode.startswith("CMP_")])
+        if self.one_in(2):
+            options["b"] = self.r.choice([0.0, -8.0, 3.0])
+        else:
+            operands["b"] = self.input(ones, self.r.choice(["f32", self.graph.values[x].type or "f32"]))
+        key, bound = self.r.choice(["left_bound", "shift_right_bound", ""]), self.r.randint(-2, 4)
+        if key and self.one_in(2):
+            options[key] = bound
+        elif key:
+            operands[key] = self.input(ones, self.r.choice(["f32", "i32", "i64"]), np.full(ones, bound))
+        for side, extent in (("q", dims[-2]), ("kv", dims[-1])) if len(dims) > 2 else ():
+            lengths, type_ = self.numbers.integers(0, extent + 1, dims[0]), self.r.choice(["i32", "i64"])
+            if self.one_in(3):
+                sums = np.cumsum([0, *lengths]).reshape(-1, *ones[1:])
+                operands[f"cu_seq_len_{side}"] = self.input(sums.shape, type_, sums)
+            elif self.one_in(2):
+                operands[f"seq_len_{side}"] = self.input(
+                    (dims[0], *ones[1:]), type_, lengths.reshape(-1, *ones[1:])
+                )
+        self.add("diagonal_band_mask", operands, {"y": dims}, options)
+
+    def causal(self) -> None:
+        """A causal convolution, or its gradients."""
+        x = self.some(lambda d: len(d) == 3 and 0 < math.prod(d) <= 4 * self.most, lambda: self.dims(3))
+        dims, taps = self.of(x), self.r.choice([1, 2, 3, 4, 4, 7, 17])
+        operands: dict[str, Any] = {
+            "x": x,
+            "weight": self.like((dims[1], taps), self.matching(x) or self.wide()),
+        }
+        operands["bias"] = self.input((dims[1],), self.wide()) if self.one_in(2) else None
+        options = {"activation": self.r.choice(["IDENTITY", "SWISH_FWD"])}
+        self.check_wide(operands)
+        if not self.one_in(2.5):
+            self.add("causal_conv1d", operands, {"y": dims}, options, types={"y": self.wide()})
+            return
+        operands = {"dy": self.like(dims, self.matching(x) or self.wide())} | operands
+        self.check_wide(operands)
+        results = {"dx": dims, "dweight": (dims[1], taps)}
+        results |= {"dbias": (dims[1],)} if operands["bias"] is not None else {}
+        types = {key: self.wide() for key in results}
+        self.add("causal_conv1d_backward", operands, results, options, types=types)
+
+    def check_wide(self, operands: dict[str, Any]) -> None:
+        """Raises Unfit unless all operands are floats of 16 bits or more; an unset type may be an integer."""
+        for v in operands.values():
+            unset = ("f32",) if v is not None and not self.graph.values[v].type else ()
+            if v is not None and self.now.stored[v] not in {"f64", "f32", *HALVES} - {*unset}:
+                raise Unfit
 
     def block_scale(self) -> None:
         x = self.tensor()
@@ -644,7 +713,7 @@ class Drawing:
             "block_scale_dequantize",
             {"x": x, "scale": scale},
             {"y": dims},
-            {"block_size": block},
+            {"block_size": block} | ({"negative_scale": True} if self.one_in(3) else {}),
             types={"y": self.wide()},
         )
 
@@ -709,12 +778,26 @@ class Drawing:
         columns = columns or self.of(k)[2]
         options: dict[str, Any] = {"attn_scale_value": depth**-0.5}
         operands = {"q": q, "k": k, "v": v} | (tables or {})
+        if self.one_in(6):
+            ones = (1, 1, 1, 1)
+            operands["attn_scale"] = self.input(ones, "f32", np.full(ones, options.pop("attn_scale_value")))
         if tables:
             options["paged_attention_max_seq_len_kv"] = columns
         if self.one_in(3):
             options["diagonal_band_right_bound"] = self.r.choice([0, 0, 2])
         if self.one_in(6):
             options["diagonal_band_left_bound"] = self.r.choice([1, 4])
+        if self.one_in(8):
+            options["use_alibi_mask"] = True
+        if self.one_in(8):
+            tiles = (
+                self.r.choice([1, batch]),
+                self.r.choice([1, heads]),
+                -(-rows // 128),
+                -(-columns // 128),
+            )
+            type_, chosen = self.r.choice(["i8", "bool8"]), self.numbers.integers(0, 4, tiles) > 0
+            operands["block_mask"] = self.input(tiles, type_, chosen)
         if self.one_in(4):
             options["diagonal_alignment"] = int(weft.diagonal_alignment.BOTTOM_RIGHT)
         if self.one_in(3):
@@ -733,10 +816,14 @@ class Drawing:
         o_dims, row = (*self.of(q)[:3], self.of(v)[3]), (batch, heads, rows, 1)
         is_back = self.one_in(2.5) and not tables
         results = {"o": o_dims} | ({"stats": row} if is_back or self.one_in(3) else {})
-        made = self.add("sdpa_fwd", operands, results, options, types={"stats": "f32", "o": float_type})
+        results |= {key: row for key in ("score_max", "score_sum_exp") if self.one_in(6)}
+        types = dict.fromkeys(results, "f32") | {"o": float_type}
+        made = self.add("sdpa_fwd", operands, results, options, types=types)
         if is_back:
             operands |= {"o": made[0], "stats": made[1], "dO": self.like(o_dims, float_type)}
             results = {"dQ": self.of(q), "dK": self.of(k), "dV": self.of(v)}
+            for key, gradient in (("bias", "dBias"), ("sink_token", "dSink_token")):
+                results |= {gradient: self.of(operands[key])} if key in operands and self.one_in(2) else {}
             self.add("sdpa_bwd", operands, results, options)
 
     def spelled_attention(self) -> None:
@@ -866,6 +953,8 @@ class Drawing:
             self.reduction: 6,
             self.move: 12,
             self.rng: 1,
+            self.band_mask: 2,
+            self.causal: 2,
             self.block_scale: 2,
             self.dequantize: 1,
             self.attention: 3,
@@ -895,6 +984,8 @@ class Drawing:
                 self.spelled_norm: 2,
                 self.pointwise: 4,
                 self.move: 3,
+                self.causal: 2,
+                self.band_mask: 1,
             }
         count = self.r.choice(
             [1, 1, 2, 3]

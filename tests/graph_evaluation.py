@@ -164,7 +164,7 @@ def _said(of: Value | Node) -> dict[str, Any]:
 
 # ---- Evaluating --------------------------------------------------------------------------------------------
 
-MOVES = ("reshape", "transpose", "slice", "concat")
+MOVES = ("reshape", "transpose", "slice", "concat", "diagonal_band_mask")
 EXACT_MODES = (
     "ABS",
     "CEIL",
@@ -187,6 +187,7 @@ EXACT_MODES += (
 ARE_FLOAT = ("rng", "norm", "norm_backward", "softmax", "sdpa_fwd", "genstats", "bn_finalize", "dbn_weight")
 EXACT_REDUCTIONS = ("MIN", "MAX", "AMAX")
 COUNTS = ("seq_len_q", "seq_len_kv", "first_token_offset", "token_index", "token_ks", "index", "t")
+COUNTS += ("cu_seq_len_q", "cu_seq_len_kv", "left_bound", "shift_right_bound", "offset", "block_mask")
 COUNTS += ("m_override", "n_override", "k_override", "paged_attention_k_table", "paged_attention_v_table")
 SUMS = ("matmul", "conv_fprop", "conv_dgrad", "conv_wgrad", "genstats", "moe_grouped_matmul")
 SUMS += ("moe_grouped_matmul_bwd", "ADD", "SUB", "MUL", "ADD_SQUARE", "NORM1")
@@ -196,7 +197,8 @@ SUMS += ("moe_grouped_matmul_bwd", "ADD", "SUB", "MUL", "ADD_SQUARE", "NORM1")
 # named have no others.
 RESULTS = dict.fromkeys(("reduction", "genstats", "bn_finalize", "dbn_weight"), ())
 RESULTS |= dict.fromkeys(("norm", "softmax"), ("y",)) | {"norm_backward": ("dx",)}
-RESULTS |= {"sdpa_fwd": ("o",), "sdpa_bwd": ("dQ", "dK", "dV")}
+RESULTS |= {"sdpa_fwd": ("o",), "sdpa_bwd": ("dQ", "dK", "dV"), "causal_conv1d_backward": ("dx",)}
+HAVE_FACTORS = ("pointwise", "causal_conv1d", "causal_conv1d_backward")
 LENDERS = {"norm": ("x",), "norm_backward": ("dy",), "sdpa_fwd": ("q",), "sdpa_bwd": ("q",)}
 
 
@@ -215,7 +217,7 @@ def types_on_gpu(graph: Graph, inferred: dict[int, str]) -> dict[int, str]:
         lenders = LENDERS.get(node.op, tuple(node.operands))
         given = [v for v in picked_values(node, lenders) if types[v] in FLOATS and v not in of_numbers]
         most = max((prod(graph.values[v].dims) for v in [*node.reads, *node.results.values()]), default=0)
-        whole = [v for v in given if node.op != "pointwise" or not is_factor(graph.values[v].dims, most)]
+        whole = [v for v in given if node.op not in HAVE_FACTORS or not is_factor(graph.values[v].dims, most)]
         lent = {types[v] for v in whole or given}
         halves = lent & set(HALVES)
         is_narrow = len(halves) == 1 and not lent & {"f32", "f64"}
@@ -263,7 +265,7 @@ def is_exact(node: Node, arrays: Arrays) -> bool:
         return True
     scales = {node.options.get(key, 1) for key in ("alpha1", "alpha2")}
     if node.op == "pointwise" and mode in EXACT_MODES:
-        return scales == {1}
+        return scales == {1} and "relu_lower_clip_slope" not in node.options
     if node.op not in SUMS and mode not in SUMS:
         return False
     operands = picked(node, arrays)

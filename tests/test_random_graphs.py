@@ -15,6 +15,7 @@ import random_graphs
 import weft
 from random_graphs import Graph
 from tiers import DAY
+from weft import backend
 
 COUNT, PARTS = 300, 6
 FIRST = 1_000_000  # numbers below it are those of campaigns
@@ -33,6 +34,16 @@ def test_graphs_that_once_failed(reason: str, line: str) -> None:
     graph = Graph.from_line(line)
     assert not list(random_graphs.faults(graph, random_graphs.engines())), f"{reason}\n{graph}"
     assert Graph.from_line(graph.to_line()).to_line() == graph.to_line()
+
+
+def test_every_operation_is_drawn() -> None:
+    """A new operation of the library needs a definition and a method that draws it."""
+    missing = set(backend.operations())
+    for number in range(300):
+        missing -= {node.op for node in random_graphs.make(number).nodes}
+        if not missing:
+            break
+    assert not missing
 
 
 def test_wrong_numbers_are_found() -> None:
