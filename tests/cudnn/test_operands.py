@@ -220,7 +220,10 @@ def test_slices_follow_pythons_rules(place: Any, slices: Any, want: Any) -> None
 def test_setters_have_cudnns_keywords() -> None:
     g = cudnn.pygraph(handle=cudnn.create_handle("cpu"))
     x = g.tensor(dim=[4], stride=[1])
-    x.set_data_type(dtype=T.FLOAT).set_is_virtual(value=False).set_is_pass_by_value(value=False)
+    for is_set in (True, False):
+        x.set_is_virtual(value=is_set).set_is_pass_by_value(value=is_set)
+        assert (x.get_is_virtual(), x.get_is_pass_by_value()) == (is_set, is_set)
+    x.set_data_type(dtype=T.FLOAT)
     y = g.relu(x.set_alignment_value(value=16)).set_output(value=True)
     g.validate()
     assert (x.get_data_type(), x.alignment_value, y.get_output()) == (T.FLOAT, 16, True)

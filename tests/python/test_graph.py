@@ -224,6 +224,7 @@ def test_norm_inference_keeps_no_statistics() -> None:
         (lambda g, x: g.add(x, 0.5), "i32", data_type.FLOAT),
         (lambda g, x: g.add(x, 2**40), "i32", data_type.INT64),
         (lambda g, x: g.mul(g.identity(x), 1e6), "f16", data_type.FLOAT),
+        (lambda g, x: g.add(g.identity(x), 3), "f16", data_type.FLOAT),  # FLOAT is number 0
     ],
 )
 def test_numbers_take_the_type_of_the_other_operand(make: Any, dtype: str, expected: Any) -> None:

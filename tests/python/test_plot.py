@@ -148,6 +148,29 @@ def test_layout_goes_down_and_spreads() -> None:
     assert max(box.x + box.width / 2 for box in boxes) <= placed.width + 1e-9
 
 
+@pytest.mark.parametrize("ends", [(7, 0), (0, -6), (5, 3)])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_layout_makes_lines_straight(ends: tuple[float, float], pieces: int) -> None:
+    """A line is vertical from its start on one box to its end on another, also if it passes a layer."""
+    boxes = [Box(20, 10) for _ in range(pieces + 1)]
+    edges = [Edge(0, pieces, *ends), *(Edge(i, i + 1, weight=0.0) for i in range(pieces) if pieces > 1)]
+    (route, *_) = place(boxes, edges, 5, 8).routes
+    assert [x for x, _ in route] == pytest.approx([boxes[0].x + ends[0]] * len(route), abs=0.05)
+    assert boxes[-1].x + ends[1] == pytest.approx(route[-1][0])
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_picture_shows_names_in_full_that_fit(built: bool) -> None:
+    """Names of operations and tensors that are wider than the least box; shapes of many dims."""
+    g = weft.Graph("wide", io_data_type="f32", handle=weft.create_handle("cpu"))
+    for length in (8, 14, 20):
+        x = g.tensor([101, 102, 103, 104, 105], name="i" * 3 + "n" * length)
+        a, b = g.tensor([7, 7]), g.tensor([7, 7], name="c" * length)
+        g.relu(x, name="e" * length).set_name("o" * length).set_output(True)
+        g.add(a, b, name="l" * length).set_output(True)
+    assert not [word for word in texts((g.build() if built else g).plot()) if "…" in word]
+
+
 def test_layout_of_nothing() -> None:
     placed = place([], [], 5, 8)
     assert (placed.width, placed.height, placed.routes) == (0.0, 0.0, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -401,8 +402,11 @@ def test_a_mask_of_keys(place: Any, dims: tuple[int, ...]) -> None:
     place.run(g, {Q: q, K: k, V: v, MASK: place.put(mask, "bool8"), O: o})
     want, _, _ = attended(*map(place.get, (q, k, v)), 0.35, seen=mask.reshape(2, 1, 1, 16))
     place.close(o, want, "f16")
-    with pytest.raises(weft.BadParameterError, match=r"kv_mask is \[16\], but must contain one value per"):
-        g.sdpa(Q, K, V, kv_mask=g.tensor([16], [1], T.BOOLEAN))
+    for dims in ([16], [2, 1, 16], [2, 3, 1, 16], [2, 1, 8, 16]):
+        M = g.tensor(dims, np.cumprod([1, *dims[:0:-1]])[::-1].tolist(), T.BOOLEAN)
+        wrong = re.escape(f"kv_mask is {dims}, but must contain one value per key")
+        with pytest.raises(weft.BadParameterError, match=wrong):
+            g.sdpa(Q, K, V, kv_mask=M)
 
 
 def test_score_modifiers_of_fp8(place: Any) -> None:
