@@ -6,8 +6,11 @@ from __future__ import annotations
 import os
 from collections import Counter
 
+import poison
 import pytest
 import tiers
+
+poison.heap()
 
 # Threads that have no work sleep, as other tests run on the same cores: PyTorch's, which Weft takes where
 # they are, and NumPy's.

@@ -13,6 +13,7 @@ from typing import Any
 
 import checks
 import numpy as np
+import poison
 import pytest
 import weft
 from weft import backend
@@ -91,16 +92,18 @@ def test_host_arrays_are_copied() -> None:
     result = torch.empty(4, 6)
     g.plan(x=torch.from_numpy(X), out={"y": result})
     close(result.numpy())
-    close(g.plan(x=X.copy(), out={"y": torch.empty(4, 6, device="cuda")}).cpu().numpy())
+    close(
+        g.plan(x=X.copy(), out={"y": poison.tensor_of([4, 6], [6, 1], torch.float32, "cuda")}).cpu().numpy()
+    )
 
 
 def test_execute_is_strict() -> None:
     with pytest.raises(weft.BadParameterError, match=r"must be on a CUDA device, its buffer is on the host"):
-        softmax_graph().execute({"x": X, "y": torch.empty(4, 6, device="cuda")})
+        softmax_graph().execute({"x": X, "y": poison.tensor_of([4, 6], [6, 1], torch.float32, "cuda")})
 
 
 def test_bound_plans_in_cuda_graphs() -> None:
-    x, y = torch.from_numpy(X).cuda(), torch.empty(4, 6, device="cuda")
+    x, y = torch.from_numpy(X).cuda(), poison.tensor_of([4, 6], [6, 1], torch.float32, "cuda")
     run = softmax_graph().plan.bind(x=x, out={"y": y})
     run()
     captured = torch.cuda.CUDAGraph()

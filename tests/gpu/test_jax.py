@@ -6,6 +6,7 @@ from typing import Any
 
 import checks
 import numpy as np
+import poison
 import pytest
 import weft
 
@@ -50,7 +51,7 @@ def test_other_arrays_next_to_jax_arrays() -> None:
     b = torch.ones(4, device="cuda")
     np.testing.assert_array_equal(g(a, jax.dlpack.from_dlpack(b)), [-1, 0, 1, 2])
     assert isinstance(g(b, a), torch.Tensor)
-    out = torch.empty(4, device="cuda")
+    out = poison.tensor_of([4], [1], torch.float32, "cuda")
     assert g.plan(a, b, out={g.plan.slots[-1].uid: out}) is out
     np.testing.assert_array_equal(out.cpu(), [-1, 0, 1, 2])
 

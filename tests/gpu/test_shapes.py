@@ -62,7 +62,7 @@ def test_data_gradient_of_pixels_that_no_filter_saw(tile: int) -> None:
     if tile:
         g.create_execution_plan(0, {weft.knob_type.TILE_SIZE: tile})
         g.build_plan_at_index(g.get_execution_plan_count() - 1)
-    workspace = torch.empty(max(g.get_workspace_size(), 1), dtype=torch.uint8, device="cuda")
+    workspace = poison.in_torch(max(g.get_workspace_size(), 1), "cuda")
     g.execute(dict(zip((*given, made), (dy, w, dx), strict=True)), workspace)
     want = torch.zeros(dx.shape, dtype=torch.float64, device="cuda")
     want[:, :, ::2, ::2] = torch.einsum("nkhw,kc->nchw", dy.double(), w[:, :, 0, 0].double())

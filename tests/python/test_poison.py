@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import sys
 from pathlib import Path
@@ -20,6 +21,16 @@ FILLS = re.compile(r"full(_like)?\([^\n]*\b(0xFF|255)\b")
 def test_memory_of_each_kind_holds_no_number() -> None:
     assert np.isnan(poison.array(64).view("f4")).all()
     assert (poison.array(64).view("i8") == -1).all()
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="glibc fills the heap")
+def test_new_memory_of_the_heap_is_poisoned() -> None:
+    """Small and large blocks, of NumPy and torch."""
+    for size in (3000, 1 << 24):
+        assert (np.abs(np.empty(size, "f4")) > 1e38).all()
+        assert not np.isfinite(np.empty(size, "f2").astype("f4")).any()
+    torch = pytest.importorskip("torch")
+    assert (torch.empty(3000).abs() > 1e38).all()
 
 
 def test_memory_of_torch_has_gaps() -> None:
