@@ -116,8 +116,10 @@ def matmul_and_more(batches: Sequence[int], two: bool) -> Any:
     return build
 
 
-def matmul_in_use(dims: Sequence[int], dtype: str, **overrides: Any) -> Any:
-    """Two by three entries with sizes in use, each for all entries or for those of one dimension."""
+def matmul_in_use(dims: Sequence[int], dtype: str, has_more: bool = False, **overrides: Any) -> Any:
+    """Two by three entries with sizes in use, each for all entries or for those of one dimension.
+
+    has_more: the epilogue adds another matrix."""
     rows, columns, depth = dims
 
     def build(t: Maker) -> None:
@@ -126,7 +128,11 @@ def matmul_in_use(dims: Sequence[int], dtype: str, **overrides: Any) -> Any:
             for name, sizes in overrides.items()
         }
         a, b = t(2, 3, rows, depth, dtype=dtype), t(2, 3, depth, columns, dtype=dtype)
-        t.out(t.g.matmul(a, b, **told), dtype="f32")
+        product = t.g.matmul(a, b, **told)
+        if has_more:
+            t.out(t.g.add(product, t(2, 3, rows, columns, dtype=dtype)), dtype=dtype)
+        else:
+            t.out(product, dtype="f32")
 
     return build
 
@@ -1033,6 +1039,9 @@ CASES = {
     "matmul, in use": Case(
         "product_sm90", "hopper", matmul_in_use((72, 136, 104), "bf16", m=each(72, 33, 0), k=[[[[37]]]])
     ),
+    "matmul and a matrix, in use": Case(
+        "product_sm90", "hopper", matmul_in_use((192, 136, 72), "bf16", has_more=True, m=each(190, 33, 0))
+    ),
     "matmul of few, in use": Case(
         "portable_fma",
         "contraction",
@@ -1083,7 +1092,7 @@ CASES = {
         "product_prologue_sm90", "hopper", conv("fprop", (4, 72, 33, 35), (200, 72, 1, 1), 2, prepared=True)
     ),
     "conv, prepared, slots filled again": Case(
-        "product_prologue_sm90", "hopper", conv("fprop", (4, 600, 33, 35), (64, 600, 1, 1), 2, prepared=True)
+        "product_prologue_sm90", "hopper", conv("fprop", (4, 520, 33, 35), (64, 520, 1, 1), 2, prepared=True)
     ),
     "conv wgrad, prepared": Case(
         "product_sm90", "hopper", conv("wgrad", (4, 72, 13, 15), (200, 72, 3, 3), 2, prepared=True)
@@ -1631,7 +1640,7 @@ CASES = {
     ),
     "instance norm of channels": Case("columns_shared", "rows", instance_norm),
     "group norm of channels": Case("streamed", "rows", group_norm(False, 120, 8, 51)),
-    "group norm gradient of channels": Case("streamed", "rows", group_norm(True, 128, 32, 64)),
+    "group norm gradient of channels": Case("streamed", "rows", group_norm(True, 512, 128, 28)),
     "batch norm": Case("channels", "channels", batch_norm(False, (16, 64, 28, 28))),
     "batch norm gradient": Case("channels", "channels", batch_norm(True, (9, 64, 28, 28))),
     # windows
