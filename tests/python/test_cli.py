@@ -56,7 +56,8 @@ def test_help(words: list[str]) -> None:
 
 
 def test_version() -> None:
-    assert command("--version").stdout == f"{weft.__version__}\n"
+    done = command("--version")
+    assert (done.returncode, done.stdout) == (0, f"{weft.__version__}\n")
 
 
 def test_demo_reports_its_requirements(
