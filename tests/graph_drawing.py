@@ -661,11 +661,10 @@ class Drawing:
         self.add("causal_conv1d_backward", operands, results, options, types=types)
 
     def check_wide(self, operands: dict[str, Any]) -> None:
-        """Raises Unfit unless all operands are floats of 16 bits or more; an unset type may be an integer."""
-        for v in operands.values():
-            unset = ("f32",) if v is not None and not self.graph.values[v].type else ()
-            if v is not None and self.now.stored[v] not in {"f64", "f32", *HALVES} - {*unset}:
-                raise Unfit
+        """Raises Unfit unless all operands are set to floats of 16 bits or more."""
+        given = [self.graph.values[v].type for v in operands.values() if v is not None]
+        if not {"f64", "f32", *HALVES}.issuperset(given):
+            raise Unfit
 
     def block_scale(self) -> None:
         x = self.tensor()
@@ -697,6 +696,25 @@ class Drawing:
                 {"block_size": block},
                 types={"y": self.wide()},
             )
+
+    def pages(self) -> None:
+        """The sequences of a paged cache, or each transposed."""
+        container = self.some(
+            lambda d: len(d) == 4 and 0 < math.prod(d) <= self.most,
+            lambda: (self.r.randint(1, 6), self.r.choice([1, 3]), self.r.choice([1, 4, 8]), self.extent()),
+        )
+        count, heads, size, depth = self.of(container)
+        batch, entries = self.r.choice([1, 2, 3]), self.r.choice([1, 2, 5])
+        rows = self.r.randint((entries - 1) * size + 1, entries * size)
+        if batch * heads * rows * depth > 4 * self.most or rows == depth:
+            raise Unfit
+        type_ = self.r.choice(["i32", "i64"])
+        lengths = self.numbers.integers(0, rows + 1, (batch, 1, 1, 1))
+        table = self.numbers.integers(0, count, (batch, 1, entries, 1))
+        operands = {"container": container, "seq_len": self.input(lengths.shape, type_, lengths)}
+        operands["page_table"] = self.input(table.shape, type_, table)
+        y = (batch, heads, rows, depth) if self.one_in(2) else (batch, heads, depth, rows)
+        self.add("paged_cache_load", operands, {"y": y}, needs_dims=True)
 
     def dequantize(self) -> None:
         dims = self.dims(self.r.randint(2, 3))
@@ -955,6 +973,7 @@ class Drawing:
             self.rng: 1,
             self.band_mask: 2,
             self.causal: 2,
+            self.pages: 1,
             self.block_scale: 2,
             self.dequantize: 1,
             self.attention: 3,

@@ -164,7 +164,7 @@ def _said(of: Value | Node) -> dict[str, Any]:
 
 # ---- Evaluating --------------------------------------------------------------------------------------------
 
-MOVES = ("reshape", "transpose", "slice", "concat", "diagonal_band_mask")
+MOVES = ("reshape", "transpose", "slice", "concat", "diagonal_band_mask", "paged_cache_load")
 EXACT_MODES = (
     "ABS",
     "CEIL",
@@ -187,7 +187,16 @@ EXACT_MODES += (
 ARE_FLOAT = ("rng", "norm", "norm_backward", "softmax", "sdpa_fwd", "genstats", "bn_finalize", "dbn_weight")
 EXACT_REDUCTIONS = ("MIN", "MAX", "AMAX")
 COUNTS = ("seq_len_q", "seq_len_kv", "first_token_offset", "token_index", "token_ks", "index", "t")
-COUNTS += ("cu_seq_len_q", "cu_seq_len_kv", "left_bound", "shift_right_bound", "offset", "block_mask")
+COUNTS += (
+    "cu_seq_len_q",
+    "cu_seq_len_kv",
+    "left_bound",
+    "shift_right_bound",
+    "offset",
+    "block_mask",
+    "seq_len",
+    "page_table",
+)
 COUNTS += ("m_override", "n_override", "k_override", "paged_attention_k_table", "paged_attention_v_table")
 SUMS = ("matmul", "conv_fprop", "conv_dgrad", "conv_wgrad", "genstats", "moe_grouped_matmul")
 SUMS += ("moe_grouped_matmul_bwd", "ADD", "SUB", "MUL", "ADD_SQUARE", "NORM1")
