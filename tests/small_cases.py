@@ -279,13 +279,25 @@ def experts_gradient(t: Maker) -> None:
     t.out(dweight.set_dim([4, 128, 64]))
 
 
+def with_nan(dims: Sequence[int], rows: Any) -> Any:
+    """Random values, and NaN in these rows of the last dimension but one; none if there are no rows."""
+    if rows is None:
+        return None
+    values = np.random.default_rng(dims[2]).uniform(-1, 1, dims)
+    values[..., rows, :] = np.nan
+    return values
+
+
 def attention(**options: Any) -> Any:
+    """nan_keys, nan_values: rows of NaN."""
     heads, rows, columns, size = options.pop("dims", (2, 70, 96, 64))
     dtype = options.pop("dtype", "bf16")
+    shape = (2, heads, columns, size)
+    values = [with_nan(shape, options.pop(name, None)) for name in ("nan_keys", "nan_values")]
 
     def build(t: Maker) -> None:
         q = t(2, heads, rows, size, dtype=dtype)
-        k, v = (t(2, heads, columns, size, dtype=dtype) for _ in "kv")
+        k, v = (t(*shape, dtype=dtype, values=each) for each in values)
         extra = {key: make(t) if callable(make) else make for key, make in options.items()}
         o, stats = t.g.sdpa(q, k, v, generate_stats=True, **extra)
         t.out(o, dtype=dtype)
@@ -380,20 +392,29 @@ def packed_tables(queries: int, size: int) -> Any:
     return build
 
 
-def byte_attention(dtype: str, queries: int, keys: int, by_rows: bool) -> Any:
+def byte_attention(dtype: str, queries: int, keys: int, by_rows: bool, nan_values: Any = None) -> Any:
     """Keys and values of 8 bits, with all scales and largest numbers, which are in columns that a thread has
-    first, or second."""
+    first, or second. nan_values: rows of NaN, which are not in use."""
     values = np.random.default_rng(keys).uniform(-1, 1, (2, 2, keys, 64))
     values[..., int(by_rows) :: 2] *= 4
+    if nan_values is not None:
+        values[..., nan_values, :] = np.nan
 
     def build(t: Maker) -> None:
         k, v = t(2, 2, keys, 64, dtype=dtype), t(2, 2, keys, 64, dtype=dtype, values=values)
         own = (2, 2, keys, 1) if by_rows else (1, 1, 1, 1)
         descales = [t(1, 1, 1, 1, dtype="f32"), *(t(*own, dtype="f32") for _ in "kv")]
         scales = [t(1, 1, 1, 1, dtype="f32") for _ in range(3)]
+        lengths = {}
+        if nan_values is not None:
+            used = {"seq_len_q": queries, "seq_len_kv": nan_values.start}
+            lengths = {
+                key: t(2, 1, 1, 1, dtype="i32", values=np.full((2, 1, 1, 1), n)) for key, n in used.items()
+            }
         o, _, amax_s, amax_o = t.g.sdpa_fp8(
-            t(2, 4, queries, 64), k, v, *descales, *scales, use_alibi_mask=True
-        )
+            t(2, 4, queries, 64), k, v, *descales, *scales,
+            use_alibi_mask=True, use_padding_mask=bool(lengths), **lengths,
+        )  # fmt: skip
         t.out(o)
         t.out(amax_s, dtype="f32")
         t.out(amax_o, dtype="f32")
@@ -433,11 +454,18 @@ def fp8_attention(
     return build
 
 
-def attention_gradient(t: Maker) -> None:
-    """Rows of 120 bytes, which Hopper's copy engine does not take."""
-    q, k, v, o, d_o = (t(2, 2, 70, 60) for _ in range(5))
-    for grad in t.g.sdpa_backward(q, k, v, o, d_o, t(2, 2, 70, 1, dtype="f32", low=3), use_causal_mask=True):
-        t.out(grad)
+def attention_gradient(nan_values: Any = None, nan_losses: Any = None) -> Any:
+    """Rows of 120 bytes, which Hopper's copy engine does not take. The arguments are rows of NaN."""
+    shape = (2, 2, 70, 60)
+
+    def build(t: Maker) -> None:
+        q, k, o = (t(*shape) for _ in range(3))
+        v, d_o = (t(*shape, values=with_nan(shape, rows)) for rows in (nan_values, nan_losses))
+        stats = t(2, 2, 70, 1, dtype="f32", low=3)
+        for grad in t.g.sdpa_backward(q, k, v, o, d_o, stats, use_causal_mask=True):
+            t.out(grad)
+
+    return build
 
 
 def byte_attention_gradient(rows: int, width: int, gradient: str = "e5m2") -> Any:
@@ -1220,6 +1248,11 @@ CASES = {
     "experts f32": Case("tile_list portable_fma", "grouped", experts("f32", 40, left_out=1)),
     # attention
     "attention": Case("forward", "attention", attention(dims=(2, 70, 96, 68), use_causal_mask=True)),
+    "attention, NaN in some values": Case(
+        "forward",
+        "attention",
+        attention(dims=(2, 70, 96, 60), use_causal_mask=True, nan_values=slice(50, 60)),
+    ),
     "attention, scale and bias": Case(
         "forward",
         "attention",
@@ -1262,6 +1295,9 @@ CASES = {
     ),
     "attention decoding, FP8, largest numbers": Case(
         "amax_clear decode", "attention_decode", byte_attention("e4m3", 2, 300, False)
+    ),
+    "attention decoding, FP8, NaN in hidden values": Case(
+        "amax_clear decode", "attention_decode", byte_attention("e4m3", 2, 300, False, slice(200, 210))
     ),
     "attention, FP8, largest numbers": Case(
         "amax_clear forward", "attention", byte_attention("e4m3", 70, 60, False)
@@ -1313,6 +1349,15 @@ CASES = {
         "forward_sm90",
         "attention_hopper",
         attention(dims=(2, 70, 150, 64), attn_scale=0.1, bias=lambda t: t(1, 2, 70, 150)),
+    ),
+    "attention on Hopper, bias that hides NaN": Case(
+        "forward_sm90",
+        "attention_hopper",
+        attention(
+            dims=(2, 70, 150, 64),
+            nan_keys=slice(100, 110),
+            bias=lambda t: t(1, 1, 1, 150, values=np.where(np.arange(150) // 10 == 10, -np.inf, 0.5)),
+        ),
     ),
     "attention on Hopper, bias of odd rows": Case(
         "forward_sm90",
@@ -1441,7 +1486,10 @@ CASES = {
             dropout=lambda t: (0.25, *(t(1, 1, 1, 1, dtype="i32", values=ONE) for _ in "so")),
         ),
     ),
-    "attention gradient": Case("backward backward_rows", "attention", attention_gradient),
+    "attention gradient": Case("backward backward_rows", "attention", attention_gradient()),
+    "attention gradient, NaN in some rows": Case(
+        "backward backward_rows", "attention", attention_gradient(slice(50, 60), slice(40, 42))
+    ),
     "attention, MXFP8": Case("amax_clear forward", "attention", block_scaled_attention(70, 96, False)),
     "attention, MXFP8, tiles of scales": Case(
         "amax_clear forward", "attention", block_scaled_attention(5, 40, True)

@@ -111,7 +111,8 @@ def test_other_chips() -> None:
 def test_a_chip_of_few_multiprocessors() -> None:
     """Fewer than the largest cluster has blocks; rings of rows and batches are filled several times, and each
     thread of a sum has many blocks of its row."""
-    cases = "tokens|norm of long rows|pairs that share|batch norm|sums of one row|sum of odd columns|bands"
+    products, rows = "tokens|bands|^attention on Hopper$", "batch norm|sums of one row|sum of odd columns"
+    cases = f"{products}|{rows}|norm of long rows|pairs that share"
     check([[*SMALL_CASES, *TWICE, "--any-kernel", "--only", cases]], [{"FAKE_CUDA_LARGE": 4}])
 
 
