@@ -14,6 +14,7 @@ from pathlib import Path
 import emulated_gpu
 import pytest
 import tiers
+from commands import run as run_command
 
 ROOT = Path(__file__).parents[1]
 SMALL_CASES = ["tests/small_cases.py"]
@@ -120,6 +121,21 @@ def test_a_chip_of_little_shared_memory() -> None:
     """Rows and tiles that a block cannot keep are read again, and clusters share what is left."""
     cases = "norm of long rows|in stages|pairs that share|^attention decoding$|^batch norm$"
     check([[*SMALL_CASES, *TWICE, "--any-kernel", "--only", cases]], [{"FAKE_CUDA_SHARED": 64}])
+
+
+@pytest.mark.nightly
+def test_indices_of_64_bits() -> None:
+    """Kernels for tensors of 2^31 elements or more, by a library that uses 64 bits from 8 elements on."""
+    folder = ROOT / "build/index32"
+    run_command("cmake", "-G", "Ninja", "-S", ".", "-B", folder, "-DCMAKE_C_FLAGS=-DWEFT_INDEX32_MAX=8")
+    run_command("cmake", "--build", folder, "-j2", "--target", "weft", "--", "--quiet")
+    moves, rows = (
+        "map|transpose|concat|rng|slice|block scales|paged",
+        "^rows|softmax|layer norm$|odd columns|instance",
+    )
+    cases = f"{moves}|{rows}|pool|mean|bilinear|matmul of few|conv of few|bias of odd rows"
+    settings = {"WEFT_LIBRARY": folder / "libweft.so.1"}
+    check([[*SMALL_CASES, "--any-kernel", "--only", cases]], [settings])
 
 
 def test_an_older_chip() -> None:

@@ -4,6 +4,7 @@
    map/block_scales.cuh and map/block_values.cuh compute. */
 #include "graph/ops/block_scale.h"
 #include "base/number.h"
+#include "engines/cuda/core/index_type.h"
 #include "engines/cuda/core/kernel.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
@@ -228,7 +229,7 @@ static void begin_source(struct kernel_source *source, const struct scaling *s, 
     kernel_source_init(source, s->region);
     emit_constant(source, "THREADS", THREADS);
     text_add(&source->constants, "using math_t = %s;\nusing position = %s;\n", is_double ? "double" : "float",
-             positions < INT32_MAX ? "u32" : "i64");
+             index_type(positions));
     text_add(&source->code, "#include \"core/gather.cuh\"\n#include \"map/scales.cuh\"\n\n");
 }
 

@@ -5,6 +5,7 @@
    map/copy.cuh copies, and join.cuh joins packed tensors. */
 #include "engines/cuda/map/copy.h"
 #include "base/number.h"
+#include "engines/cuda/core/index_type.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 #include "graph/ops/concat.h"
@@ -207,8 +208,8 @@ static void emit_part(struct kernel_source *source, const struct part *part, int
         &source->code,
         "struct part%d {\n    using position = %s;\n    using from_t = %s;\n    using to_t = %s;\n"
         "    static constexpr int RUN = %d;\n    static DEVICE i64 runs(const arguments& p) { return p.runs%d; }\n",
-        k, part_elements(part) < INT32_MAX ? "u32" : "i64", cuda_element_name(part->from.type),
-        cuda_element_name(part->to.type), (int)run_of(part), k);
+        k, index_type(part_elements(part)), cuda_element_name(part->from.type), cuda_element_name(part->to.type),
+        (int)run_of(part), k);
     snprintf(text, sizeof text, "runs%d", k);
     emit_number(source, items_of(part), text);
     /* Threads process bytes of the result, and search the elements in them. */
@@ -371,7 +372,7 @@ static weftStatus_t build_join(struct step *step, struct cuda_step *state, const
     emit_constant(&source, "UNROLL", unroll);
     emit_constant(&source, "EACH", each);
     emit_constant(&source, "IS_ALIGNED", is_aligned);
-    text_add(&source.constants, "using position = %s;\n", elements < INT32_MAX ? "u32" : "i64");
+    text_add(&source.constants, "using position = %s;\n", index_type(elements));
     text_add(&source.code, "#include \"core/gather.cuh\"\n#include \"core/chunks.cuh\"\n\n");
     /* Converts the number of an element of the result to its row and column. */
     emit_divisor(&source, row_of(m), "length");

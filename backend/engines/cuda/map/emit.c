@@ -3,6 +3,7 @@
    computed and stored. The dims of the space are c0 .., the operands p0 .., in the order of struct map. */
 #include "base/number.h"
 #include "engines/cuda/core/formula.h"
+#include "engines/cuda/core/index_type.h"
 #include "engines/cuda/map/map.h"
 
 #include <stdio.h>
@@ -131,7 +132,7 @@ static void emit_locate(struct kernel_source *source, const struct map *map) {
     if (map->is_flat)
         count = space_elements(&map->space);
     /* 32-bit divisions are several times faster, and nearly all spaces are that small. */
-    const char *type = count < INT32_MAX ? "u32" : "i64";
+    const char *type = index_type(count);
     find_coordinates(map, dims, steps);
     text_add(code, "struct coordinates { i64 c0");
     for (int i = 1; i <= last; i++)

@@ -3,6 +3,7 @@
    itself where it can; this serves every other reader. map/paged_load.cuh moves the elements. */
 #include "graph/ops/paged_cache_load.h"
 #include "base/number.h"
+#include "engines/cuda/core/index_type.h"
 #include "engines/cuda/core/kernel.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
@@ -78,7 +79,7 @@ static void emit(struct kernel_source *source, const struct paged_cache_load_op 
     bool is_transposed = paged_cache_load_is_transposed(op);
     emit_constant(source, "THREADS", THREADS);
     emit_constant(source, "RUN", run);
-    text_add(&source->constants, "using position = %s;\n", runs < INT32_MAX ? "u32" : "i64");
+    text_add(&source->constants, "using position = %s;\n", index_type(runs));
     text_add(&source->code, "#include \"core/gather.cuh\"\n\n");
     emit_memory(source, op->container, "container_t", "container");
     emit_memory(source, op->table, "table_t", "table");

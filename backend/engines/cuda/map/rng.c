@@ -4,6 +4,7 @@
 #include "graph/ops/rng.h"
 #include "base/number.h"
 #include "base/philox.h"
+#include "engines/cuda/core/index_type.h"
 #include "engines/cuda/core/kernel.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
@@ -127,7 +128,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     emit_constant(&source, "IS_WHOLE", is_whole(y));
     emit_type(&source, "y_t", (weftDataType_t)y->type);
     text_add(&source.constants, "using math_t = %s;\nusing position = %s;\n",
-             y->type == WEFT_DATA_DOUBLE ? "double" : "float", blocks < INT32_MAX ? "u32" : "i64");
+             y->type == WEFT_DATA_DOUBLE ? "double" : "float", index_type(blocks));
     text_add(&source.code, "#include \"core/philox.cuh\"\n#include \"core/gather.cuh\"\n\n");
     emit_distribution(&source, op->parameters);
     emit_number(&source, blocks, "blocks");

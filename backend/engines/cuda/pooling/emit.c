@@ -2,6 +2,7 @@
 /* Emits the kernels of the pooling family: constants, operands, and how a thread finds its result from the number of an
    item. plan.c has made all decisions. */
 #include "base/number.h"
+#include "engines/cuda/core/index_type.h"
 #include "engines/cuda/pooling/pooling.h"
 
 #include <math.h>
@@ -178,7 +179,7 @@ static bool has_far_elements(const struct pooling *w) {
             last += ((double)o->size[i] + POOL_TAPS) * (double)o->size_stride[i];
         farthest = pooling_uses(w, o) && last > farthest ? last : farthest;
     }
-    return farthest >= INT32_MAX;
+    return farthest >= WEFT_INDEX32_MAX;
 }
 
 /* Returns the maximum for kernels that loop with the grid's stride. */
@@ -277,7 +278,7 @@ static void emit_constants(struct kernel_source *source, const struct pooling *w
         &source->constants,
         "using element = u16;\nusing math_t = %s;\nusing length_t = %s;\nusing offset_t = %s;\nusing position = %s;\n",
         computes_in_double(w) ? "double" : "float", w->is_wide ? "i64" : "i32", has_far_elements(w) ? "i64" : "i32",
-        pooling_items(w) < INT32_MAX ? "u32" : "i64");
+        index_type(pooling_items(w)));
 }
 
 /* Emits what blocks prefetch to L2: equal shares of the source's memory, one per block, in whole chunks of 16 bytes, as

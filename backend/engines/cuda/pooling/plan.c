@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans a pooling or an interpolation: its geometry, the kernel, and the results of a thread. It emits no code. */
 #include "base/number.h"
+#include "engines/cuda/core/index_type.h"
 #include "engines/cuda/pooling/pooling.h"
 
 #include <math.h>
@@ -23,7 +24,7 @@ enum {
 };
 
 /* Half of 31 bits: sums of two such numbers fit in 32 bits. */
-static const double INT32_REACH = 1 << 30;
+static const double INT32_REACH = WEFT_INDEX32_MAX / 2 + 1;
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
 

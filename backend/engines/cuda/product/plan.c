@@ -2,6 +2,7 @@
 /* Chooses how a contraction is computed: the arithmetic from the data types, vector accesses from the operands'
    strides, and tile and splits from predicted times. Pure functions; this file must not know about text. */
 #include "base/number.h"
+#include "engines/cuda/core/index_type.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/product/contraction.h"
 #include "graph/ops/convolution.h"
@@ -270,7 +271,7 @@ static bool has_small_indices(const struct contraction *c) {
         double extent = 1;
         for (int d = 0; d < c->modes[index].count; d++)
             extent *= (double)c->modes[index].at[d].extent;
-        small = small && extent < (double)INT32_MAX - 256; /* the last tiles extend past it */
+        small = small && extent < (double)WEFT_INDEX32_MAX - 256; /* the last tiles extend past it */
     }
     return small;
 }

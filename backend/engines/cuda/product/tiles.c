@@ -2,6 +2,7 @@
 /* Code generation shared by the product families: tiled kernels, and the kernel that combines the partial sums of
    splits. */
 #include "base/number.h"
+#include "engines/cuda/core/index_type.h"
 #include "engines/cuda/product/contraction.h"
 
 enum {
@@ -50,7 +51,7 @@ void contraction_emit_epilogue(struct kernel_source *source, const struct contra
 /* Emits the integer type that numbers tiles or results, of which there are at most `most`: 32-bit divisions are one
    multiplication. */
 static void emit_position(struct kernel_source *source, int64_t most) {
-    text_add(&source->constants, "using position = %s;\n", most < INT32_MAX ? "u32" : "i64");
+    text_add(&source->constants, "using position = %s;\n", index_type(most));
 }
 
 /* Returns the threads of a block: one warp per part of the tile, or one thread per thread_m x thread_n results. */

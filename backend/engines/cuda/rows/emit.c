@@ -3,6 +3,7 @@
    memory scheme. */
 #include "engines/cuda/rows/emit.h"
 #include "base/number.h"
+#include "engines/cuda/core/index_type.h"
 
 #include <stdio.h>
 
@@ -219,7 +220,8 @@ static void emit_types(struct emitter *p) {
         emit_constant(p->source, "MARGIN", s->unaligned.margin);
     if (p->rows->sampled >= 0)
         emit_constant(p->source, "SAMPLES", ROW_SAMPLES);
-    text_add(&p->source->constants, "using position = %s;\n", s->vectors.per_row < INT32_MAX / 2 ? "int" : "i64");
+    text_add(&p->source->constants, "using position = %s;\n",
+             s->vectors.per_row < WEFT_INDEX32_MAX / 2 ? "int" : "i64");
     text_add(&p->source->constants, "using column_t = %s;\n\n#include \"rows/program.cuh\"\n",
              math_name(p->rows->follow.math));
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Emits the addresses of a row program's operands, and their vector loads and stores. */
 #include "engines/cuda/rows/emit.h"
+#include "engines/cuda/core/index_type.h"
 
 #include <stdio.h>
 
@@ -21,7 +22,7 @@ void rows_emit_coordinates(struct emitter *p, int first, int end, const char *po
     int64_t count = 1;
     for (int i = first; i < end; i++)
         count *= s->nest.extents[i];
-    bool small = count < INT32_MAX;
+    bool small = count < WEFT_INDEX32_MAX;
     const char *type = small ? "u32" : "i64";
     if (s->unaligned.most && first == s->nest.row_dims) {
         text_add(p->code, "    [[maybe_unused]] const i64 c%d = element_of<N>(at, %s);\n", first, position);

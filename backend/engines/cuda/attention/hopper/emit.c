@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Source text, tensor maps and arguments that the Hopper attention kernels share. */
 #include "engines/cuda/attention/hopper/hopper.h"
+#include "engines/cuda/core/index_type.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -176,7 +177,7 @@ void attention_hopper_emit_terms(struct kernel_source *source, const struct cuda
     emit_constant(source, "BIAS_IS_PAIR",
                   bias && cuda_type_name((weftDataType_t)bias->type) && bias->dims.at[3] == c->keys &&
                       attention_run(bias) % 2 == 0);
-    emit_constant(source, "BIAS_IS_NEAR", !bias || tensor_bytes(bias) < INT32_MAX);
+    emit_constant(source, "BIAS_IS_NEAR", !bias || tensor_bytes(bias) < WEFT_INDEX32_MAX);
     if (bias)
         attention_emit_tensor(source, c, bias, "bias", axes);
     else
