@@ -66,7 +66,7 @@ def test_wrong_numbers_are_found() -> None:
 def test_results_of_other_dims_are_refused() -> None:
     """One element more, for each result of which the operation infers the dims. The message names them."""
     seen = set()
-    for graph in map(random_graphs.make, range(60)):
+    for graph in map(random_graphs.make, range(100)):
         for i, op, key, v in [
             (i, n.op, *each) for i, n in enumerate(graph.nodes) for each in n.results.items()
         ]:
@@ -74,11 +74,12 @@ def test_results_of_other_dims_are_refused() -> None:
             if graph.nodes[i].has_dims or (op, key) in seen or max(dims) == 1:
                 continue
             seen.add((op, key))
-            dims[dims.index(max(dims))] += 1
+            dims[at := dims.index(max(dims))] += 1
             g, tensors = random_graphs.draw(graph)
             tensors[v].set_dim(dims).set_stride(np.cumprod([1, *dims[:0:-1]])[::-1].tolist())
             with pytest.raises(weft.BadParameterError) as refusal:
                 g.validate()
             shown = re.escape(f"[{','.join(map(str, dims))}]")
-            assert re.match(rf"{op} 'op{i}': .*{shown}", str(refusal.value)), refusal.value
+            named = rf"{shown}|spatial dimension {at - 2}: {key} has {dims[at]}"
+            assert re.match(rf"{op} 'op{i}': .*({named})", str(refusal.value)), refusal.value
     assert len(seen) >= 33
