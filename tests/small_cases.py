@@ -102,6 +102,17 @@ def matmul(m: int, n: int, k: int, dtype: str = "bf16", out: str = "", transpose
     return build
 
 
+def small_matmuls(batch: int, rows: int, columns: int, depth: int, across: bool = False) -> Any:
+    """Contiguous along the depth; or along the other dimensions, if across."""
+
+    def build(t: Maker) -> None:
+        a = t(batch, rows, depth, strides=[rows * depth, 1, rows] if across else None)
+        b = t(batch, depth, columns, strides=None if across else [depth * columns, 1, depth])
+        t.out(t.g.relu(t.g.matmul(a, b)))
+
+    return build
+
+
 def matmul_and_more(batches: Sequence[int], two: bool) -> Any:
     """Epilogues of a product: reading another matrix, or writing a second result."""
 
@@ -1002,7 +1013,8 @@ def drawn(t: Maker) -> None:
 def loaded_pages(t: Maker) -> None:
     """Two sequences of 9 and 20 rows in pages of 8, transposed."""
     table, lengths = np.int32([5, 0, 3, 1, 2, 4]).reshape(2, 1, 3, 1), np.int32([9, 20]).reshape(2, 1, 1, 1)
-    y = t.g.paged_cache_load(t(6, 3, 8, 24), lengths, table).set_dim([2, 3, 24, 21])
+    given = [t(*each.shape, dtype="i32", values=each) for each in (lengths, table)]
+    y = t.g.paged_cache_load(t(6, 3, 8, 24), *given).set_dim([2, 3, 24, 21])
     t.out(y.set_stride([3 * 24 * 21, 24 * 21, 1, 24]), 2, 3, 24, 21)
 
 
@@ -1077,6 +1089,11 @@ CASES = {
     ),
     "matmul, rounded between": Case("product_sm90", "hopper", rounded_product(250, 200, 512)),
     "matmul of few, rounded between": Case("portable_mma", "contraction", rounded_product(33, 65, 64)),
+    "matmuls of small matrices": Case("batched", "batched", small_matmuls(300, 24, 24, 72)),
+    "matmuls of small matrices, lines": Case(
+        "batched", "batched", small_matmuls(300, 24, 24, 72, across=True)
+    ),
+    "matmuls of small matrices, whole": Case("batched", "batched", small_matmuls(40, 13, 11, 70)),
     "matmul of integers": Case("portable_fma", "contraction", exact_product),
     "totals": Case("product_sm90 combine_partials", "hopper", totals),
     "statistics of few pixels": Case("product_sm90 combine_partials", "hopper", statistics_of_few),
@@ -1782,6 +1799,7 @@ def arrays(made: Maker) -> dict[int, Any]:
         array = buffers.empty(slot.dims, slot.strides, slot.data_type)
         given, bits = made.values.get(slot.name), dtypes.of(slot.data_type).bits
         rng = np.random.default_rng(seed)
+        assert slot.is_output or given is not None, f"{slot.name}: give an input as t(...), not as an array"
         if isinstance(given, np.ndarray):
             array[...] = given.reshape(array.shape)
         elif given is not None and bits < 8:
