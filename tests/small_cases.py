@@ -222,6 +222,22 @@ def sequences(
     return build
 
 
+def cumulative(dims: Sequence[int], axis: int) -> Any:
+    def build(t: Maker) -> None:
+        t.out(t.g.cumsum(t(*dims, dtype="f32"), axis=axis), dtype="f32")
+
+    return build
+
+
+def selected(dims: Sequence[int], k: int) -> Any:
+    def build(t: Maker) -> None:
+        values, indices = t.g.top_k(t(*dims, dtype="f32"), k)
+        t.out(values, dtype="f32")
+        t.out(indices, dtype="i32")
+
+    return build
+
+
 def inverted(t: Maker) -> None:
     """A convolution of 1/x, with 57 of 64 channels in memory: 1/0 in the missing ones must not be a factor of
     any sum."""
@@ -1257,6 +1273,16 @@ CASES = {
     "causal dgrad, long": Case(
         "forward filter combine", "causal", sequences(3, 40, 19, "f16", backward=True)
     ),
+    # scans and selections
+    "scan": Case("scan_rows", "scan", cumulative((3, 700), 1)),
+    "scan, split": Case("scan_rows scan_rows", "scan", cumulative((2, 20000), 1)),
+    "scan of columns": Case("scan_columns", "scan", cumulative((40, 35), 0)),
+    "scan of columns, split": Case("scan_columns scan_columns", "scan", cumulative((200, 35), 0)),
+    "argmax": Case("best", "top_k", selected((5, 700), 1)),
+    "argmax, split": Case("best best_join", "top_k", selected((2, 20000), 1)),
+    "top k of short lines": Case("few", "top_k", selected((5, 200), 6)),
+    "top k": Case("select", "top_k", selected((2, 3000), 50)),
+    "top k of long lists": Case("select", "top_k", selected((2, 3000), 2500)),
     # experts
     "experts": Case("tile_list product_sm90", "grouped_sm90", experts("bf16", 128)),
     "experts, gathered": Case("tile_list product_sm90", "grouped_sm90", experts("bf16", 128, gather=True)),

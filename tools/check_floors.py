@@ -37,6 +37,7 @@ FOLDERS = {
     "cpu/recurrent": "cpu cpu/core cpu/product",
     "cpu/rows": "cpu cpu/core",
     "cpu/pooling": "cpu cpu/core",
+    "cpu/scan": "cpu cpu/core",
     "cuda": "",
     "cuda/core": "",
     "cuda/attention": "cuda cuda/core",
@@ -55,6 +56,7 @@ FOLDERS = {
     "cuda/recurrent": "cuda cuda/core",
     "cuda/rows": "cuda cuda/core",
     "cuda/pooling": "cuda cuda/core",
+    "cuda/scan": "cuda cuda/core",
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 # In the text of a C file: "#include \"core/reduce.cuh\"\n", or just the path of a kernel's file.

@@ -425,6 +425,10 @@ RESULT_TYPES = {
     "softmax": f"y the type of x{CALCULATED}; statistics {STATISTICS}",
     "diagonal_band_mask": f"the type of x{CALCULATED}",
     "reduction": f"the type of x, for integers and booleans the compute type{CALCULATED}",
+    "logsumexp": f"the type of x{CALCULATED}",
+    "scan": f"the type of x, for sums and products of integers the compute type{CALCULATED}; index INT64",
+    "cumprod_backward": f"the type of x{CALCULATED}",
+    "top_k": "values the type of x; indices INT64",
     "reshape": "the type of x",
     "transpose": "the type of x",
     "slice": "the type of x",
@@ -444,6 +448,7 @@ OF_PRODUCTS = "INT32 for integers of 8 bits, INT64 for wider ones, FLOAT for oth
 COMPUTE_TYPES = {
     "pointwise": "INT64 for integers where the mode is exact in them, FLOAT for others",
     "reduction": "INT64 for integers and booleans, FLOAT for others and for AVG and NORM2",
+    "scan": "INT64 for integers and booleans, FLOAT for others",
     "matmul": OF_PRODUCTS,
     "moe_grouped_matmul": OF_PRODUCTS,
     "moe_grouped_matmul_bwd": OF_PRODUCTS,

@@ -385,6 +385,22 @@ weftStatus_t check_broadcasts(const struct descriptor *op, const char *key, cons
     return WEFT_STATUS_SUCCESS;
 }
 
+weftStatus_t check_axis(const struct descriptor *op, int64_t axis, const char *key, const struct tensor *tensor) {
+    int64_t rank = tensor->dims.count;
+    if (axis < -rank || axis >= rank)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: axis is %lld, %s has %lld dim%s %s. Use a value in %lld..%lld.",
+             descriptor_label(op), (long long)axis, key, (long long)rank, plural(rank), tensor_dims_text(tensor),
+             (long long)-rank, (long long)rank - 1);
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t check_index_type(const struct descriptor *op, const char *key, const struct tensor *tensor) {
+    if (tensor && tensor->type != WEFT_DATA_INT32 && tensor->type != WEFT_DATA_INT64)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has data type %s. Use INT32 or INT64.", descriptor_label(op), key,
+             dtype_of((weftDataType_t)tensor->type)->name);
+    return WEFT_STATUS_SUCCESS;
+}
+
 weftStatus_t check_scalar(const struct descriptor *op, const char *key, const struct tensor *tensor) {
     if (tensor && tensor_elements(tensor) != 1)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH, "%s: %s is a scalar, its dims are %s. Use all ones.",

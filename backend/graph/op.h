@@ -43,7 +43,7 @@ struct graph;
 struct expansion;
 struct op_writer;
 
-enum { DECOMPOSITION_MAX = 16 }; /* maximum number of operations that replace a composite one */
+enum { DECOMPOSITION_MAX = 20 }; /* maximum number of operations that replace a composite one */
 
 /* The memory of a graph's values, and scratch memory of the size that the operation requested. */
 struct bindings {
@@ -138,8 +138,17 @@ weftStatus_t check_dims(const struct descriptor *op, const char *key, const stru
 /* Checks that each extent of `tensor` is 1 or equal to that of `whole`, and that ranks are equal. Accepts NULL. */
 weftStatus_t check_broadcasts(const struct descriptor *op, const char *key, const struct tensor *tensor,
                               const struct tensor *whole);
+/* Checks that `axis` names a dimension of `tensor`; negative numbers count from the last one. */
+weftStatus_t check_axis(const struct descriptor *op, int64_t axis, const char *key, const struct tensor *tensor);
+/* Checks for INT32 or INT64. Accepts NULL. */
+weftStatus_t check_index_type(const struct descriptor *op, const char *key, const struct tensor *tensor);
 /* Checks for one element, by value or in memory. Accepts NULL. */
 weftStatus_t check_scalar(const struct descriptor *op, const char *key, const struct tensor *tensor);
+
+/* The dimension that an axis names. */
+static inline int axis_dimension(int64_t axis, const struct tensor *tensor) {
+    return (int)(axis < 0 ? axis + tensor->dims.count : axis);
+}
 
 /* ---- element_access.c: the elements of operands, for references: simple, not fast ------------- */
 

@@ -9,8 +9,10 @@
 #include "graph/ops/causal_conv.h"
 #include "graph/ops/concat.h"
 #include "graph/ops/convolution.h"
+#include "graph/ops/cumprod_backward.h"
 #include "graph/ops/diagonal_band_mask.h"
 #include "graph/ops/genstats.h"
+#include "graph/ops/logsumexp.h"
 #include "graph/ops/matmul.h"
 #include "graph/ops/moe.h"
 #include "graph/ops/norm.h"
@@ -21,8 +23,10 @@
 #include "graph/ops/resample.h"
 #include "graph/ops/reshape.h"
 #include "graph/ops/rng.h"
+#include "graph/ops/scan.h"
 #include "graph/ops/slice.h"
 #include "graph/ops/softmax.h"
+#include "graph/ops/top_k.h"
 #include "graph/ops/transpose.h"
 
 /* In the order of the documentation; kinds are looked up by number. */
@@ -46,6 +50,10 @@ const struct op *const ops[] = {
     &softmax_op,
     &diagonal_band_mask_op,
     &reduction_op,
+    &logsumexp_op,
+    &scan_op,
+    &cumprod_backward_op,
+    &top_k_op,
     &reshape_op,
     &transpose_op,
     &slice_op,

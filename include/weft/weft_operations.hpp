@@ -1683,6 +1683,198 @@ template <class Self> class Reduction_options : public detail::Attributes<Self> 
         return this->template get_value<bool>(WEFT_ATTR_REDUCTION_IS_DETERMINISTIC).value_or(false);
     }
 };
+/** Attributes of logsumexp: logarithm of the sum of exponentials over whole dimensions. */
+class Logsumexp_attributes : public detail::Attributes<Logsumexp_attributes> {
+  public:
+    /** dimensions to reduce if y's dims are unset; negative ones count from the last; unset: the last */
+    Logsumexp_attributes &set_dims(const std::vector<std::int64_t> &values) {
+        this->put(WEFT_ATTR_OPERATION_LOGSUMEXP_DIMS_EXT, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::vector<std::int64_t> get_dims() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_OPERATION_LOGSUMEXP_DIMS_EXT);
+    }
+};
+/** Attributes of cumsum: cumulative sum along one dimension. */
+class Cumsum_attributes : public detail::Attributes<Cumsum_attributes> {
+  public:
+    /** dimension of the scan; negative values count from the last */
+    Cumsum_attributes &set_axis(std::int64_t values) {
+        this->put(WEFT_ATTR_OPERATION_SCAN_AXIS_EXT, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::optional<std::int64_t> get_axis() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SCAN_AXIS_EXT);
+    }
+    /** true: y[i] does not contain x[i] */
+    Cumsum_attributes &set_exclusive(bool values) {
+        this->put(WEFT_ATTR_OPERATION_SCAN_IS_EXCLUSIVE_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_exclusive() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_SCAN_IS_EXCLUSIVE_EXT).value_or(false);
+    }
+    /** true: from the last element to the first */
+    Cumsum_attributes &set_reverse(bool values) {
+        this->put(WEFT_ATTR_OPERATION_SCAN_IS_REVERSED_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_reverse() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_SCAN_IS_REVERSED_EXT).value_or(false);
+    }
+};
+/** Attributes of cumprod: cumulative product along one dimension. */
+class Cumprod_attributes : public detail::Attributes<Cumprod_attributes> {
+  public:
+    /** dimension of the scan; negative values count from the last */
+    Cumprod_attributes &set_axis(std::int64_t values) {
+        this->put(WEFT_ATTR_OPERATION_SCAN_AXIS_EXT, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::optional<std::int64_t> get_axis() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SCAN_AXIS_EXT);
+    }
+    /** true: y[i] does not contain x[i] */
+    Cumprod_attributes &set_exclusive(bool values) {
+        this->put(WEFT_ATTR_OPERATION_SCAN_IS_EXCLUSIVE_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_exclusive() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_SCAN_IS_EXCLUSIVE_EXT).value_or(false);
+    }
+    /** true: from the last element to the first */
+    Cumprod_attributes &set_reverse(bool values) {
+        this->put(WEFT_ATTR_OPERATION_SCAN_IS_REVERSED_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_reverse() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_SCAN_IS_REVERSED_EXT).value_or(false);
+    }
+};
+/** Attributes of cummax: cumulative maximum along one dimension, and its position. */
+class Cummax_attributes : public detail::Attributes<Cummax_attributes> {
+  public:
+    /** dimension of the scan; negative values count from the last */
+    Cummax_attributes &set_axis(std::int64_t values) {
+        this->put(WEFT_ATTR_OPERATION_SCAN_AXIS_EXT, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::optional<std::int64_t> get_axis() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SCAN_AXIS_EXT);
+    }
+    /** true: from the last element to the first */
+    Cummax_attributes &set_reverse(bool values) {
+        this->put(WEFT_ATTR_OPERATION_SCAN_IS_REVERSED_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_reverse() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_SCAN_IS_REVERSED_EXT).value_or(false);
+    }
+};
+/** Attributes of cummin: cumulative minimum along one dimension, and its position. */
+class Cummin_attributes : public detail::Attributes<Cummin_attributes> {
+  public:
+    /** dimension of the scan; negative values count from the last */
+    Cummin_attributes &set_axis(std::int64_t values) {
+        this->put(WEFT_ATTR_OPERATION_SCAN_AXIS_EXT, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::optional<std::int64_t> get_axis() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SCAN_AXIS_EXT);
+    }
+    /** true: from the last element to the first */
+    Cummin_attributes &set_reverse(bool values) {
+        this->put(WEFT_ATTR_OPERATION_SCAN_IS_REVERSED_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_reverse() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_SCAN_IS_REVERSED_EXT).value_or(false);
+    }
+};
+/** Attributes of cumprod_backward: gradient of a cumulative product, also for elements of 0. */
+class Cumprod_backward_attributes : public detail::Attributes<Cumprod_backward_attributes> {
+  public:
+    /** dimension of the products; negative values count from the last */
+    Cumprod_backward_attributes &set_axis(std::int64_t values) {
+        this->put(WEFT_ATTR_OPERATION_CUMPROD_BWD_AXIS_EXT, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::optional<std::int64_t> get_axis() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_CUMPROD_BWD_AXIS_EXT);
+    }
+    /** as in the forward pass */
+    Cumprod_backward_attributes &set_exclusive(bool values) {
+        this->put(WEFT_ATTR_OPERATION_CUMPROD_BWD_IS_EXCLUSIVE_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_exclusive() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_CUMPROD_BWD_IS_EXCLUSIVE_EXT).value_or(false);
+    }
+    /** as in the forward pass */
+    Cumprod_backward_attributes &set_reverse(bool values) {
+        this->put(WEFT_ATTR_OPERATION_CUMPROD_BWD_IS_REVERSED_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_reverse() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_CUMPROD_BWD_IS_REVERSED_EXT).value_or(false);
+    }
+};
+/** Attributes of top_k: the k largest or smallest elements along one dimension, best first, and their
+    positions. */
+class Top_k_attributes : public detail::Attributes<Top_k_attributes> {
+  public:
+    /** number of elements, at most the extent of the axis */
+    Top_k_attributes &set_k(std::int64_t values) {
+        this->put(WEFT_ATTR_OPERATION_TOP_K_COUNT_EXT, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::optional<std::int64_t> get_k() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_TOP_K_COUNT_EXT);
+    }
+    /** dimension along which elements are selected; negative values count from the last */
+    Top_k_attributes &set_axis(std::int64_t values) {
+        this->put(WEFT_ATTR_OPERATION_TOP_K_AXIS_EXT, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::optional<std::int64_t> get_axis() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_TOP_K_AXIS_EXT);
+    }
+    /** MAX: the largest elements; MIN: the smallest */
+    Top_k_attributes &set_mode(ReductionMode_t values) {
+        this->put(WEFT_ATTR_OPERATION_TOP_K_MODE_EXT, WEFT_TYPE_REDUCTION_OPERATOR_TYPE, values);
+        return this->self();
+    }
+    ReductionMode_t get_mode() const {
+        return this->template get_value<ReductionMode_t>(WEFT_ATTR_OPERATION_TOP_K_MODE_EXT)
+            .value_or(ReductionMode_t::NOT_SET);
+    }
+};
+/** Attributes of argmax: position of the largest element along one dimension, which is kept with extent
+    1. */
+class Argmax_attributes : public detail::Attributes<Argmax_attributes> {
+  public:
+    /** dimension along which elements are selected; negative values count from the last */
+    Argmax_attributes &set_axis(std::int64_t values) {
+        this->put(WEFT_ATTR_OPERATION_TOP_K_AXIS_EXT, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::optional<std::int64_t> get_axis() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_TOP_K_AXIS_EXT);
+    }
+};
+/** Attributes of argmin: position of the smallest element along one dimension, which is kept with extent
+    1. */
+class Argmin_attributes : public detail::Attributes<Argmin_attributes> {
+  public:
+    /** dimension along which elements are selected; negative values count from the last */
+    Argmin_attributes &set_axis(std::int64_t values) {
+        this->put(WEFT_ATTR_OPERATION_TOP_K_AXIS_EXT, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::optional<std::int64_t> get_axis() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_TOP_K_AXIS_EXT);
+    }
+};
 /** Attributes of reshape: the same elements with other extents; set the result's dims. */
 class Reshape_attributes : public detail::Attributes<Reshape_attributes> {
   public:
@@ -3099,6 +3291,87 @@ class Operations : public Recorder {
                             {WEFT_ATTR_OPERATION_SOFTMAX_MAX_DESC, "MAX", false, true, false},
                             {WEFT_ATTR_OPERATION_SOFTMAX_SUM_EXP_DESC, "SUM_EXP", false, true, false}});
         return to_array<4>(made);
+    }
+    /** logarithm of the sum of exponentials over whole dimensions. Returns y. */
+    Tensor logsumexp(const Operand &input, graph::Logsumexp_attributes attributes = {}) {
+        auto made = record("logsumexp", WEFT_BACKEND_OPERATION_LOGSUMEXP_DESCRIPTOR_EXT, attributes,
+                           WEFT_ATTR_OPERATION_LOGSUMEXP_COMP_TYPE_EXT,
+                           {{WEFT_ATTR_OPERATION_LOGSUMEXP_XDESC_EXT, "input", input, true}},
+                           {{WEFT_ATTR_OPERATION_LOGSUMEXP_YDESC_EXT, "Y", false, true, true}});
+        return made[0];
+    }
+    /** cumulative sum along one dimension. Returns y. */
+    Tensor cumsum(const Operand &input, graph::Cumsum_attributes attributes = {}) {
+        attributes.put(WEFT_ATTR_OPERATION_SCAN_MODE_EXT, WEFT_TYPE_REDUCTION_OPERATOR_TYPE, ReductionMode_t::ADD);
+        auto made =
+            record("cumsum", WEFT_BACKEND_OPERATION_SCAN_DESCRIPTOR_EXT, attributes,
+                   WEFT_ATTR_OPERATION_SCAN_COMP_TYPE_EXT, {{WEFT_ATTR_OPERATION_SCAN_XDESC_EXT, "input", input, true}},
+                   {{WEFT_ATTR_OPERATION_SCAN_YDESC_EXT, "Y", false, true, false}});
+        return made[0];
+    }
+    /** cumulative product along one dimension. Returns y. */
+    Tensor cumprod(const Operand &input, graph::Cumprod_attributes attributes = {}) {
+        attributes.put(WEFT_ATTR_OPERATION_SCAN_MODE_EXT, WEFT_TYPE_REDUCTION_OPERATOR_TYPE, ReductionMode_t::MUL);
+        auto made =
+            record("cumprod", WEFT_BACKEND_OPERATION_SCAN_DESCRIPTOR_EXT, attributes,
+                   WEFT_ATTR_OPERATION_SCAN_COMP_TYPE_EXT, {{WEFT_ATTR_OPERATION_SCAN_XDESC_EXT, "input", input, true}},
+                   {{WEFT_ATTR_OPERATION_SCAN_YDESC_EXT, "Y", false, true, false}});
+        return made[0];
+    }
+    /** cumulative maximum along one dimension, and its position. Returns y, index. */
+    std::array<Tensor, 2> cummax(const Operand &input, graph::Cummax_attributes attributes = {}) {
+        attributes.put(WEFT_ATTR_OPERATION_SCAN_MODE_EXT, WEFT_TYPE_REDUCTION_OPERATOR_TYPE, ReductionMode_t::MAX);
+        auto made =
+            record("cummax", WEFT_BACKEND_OPERATION_SCAN_DESCRIPTOR_EXT, attributes,
+                   WEFT_ATTR_OPERATION_SCAN_COMP_TYPE_EXT, {{WEFT_ATTR_OPERATION_SCAN_XDESC_EXT, "input", input, true}},
+                   {{WEFT_ATTR_OPERATION_SCAN_YDESC_EXT, "Y", false, true, false},
+                    {WEFT_ATTR_OPERATION_SCAN_INDEX_DESC_EXT, "INDEX", true, true, false}});
+        return to_array<2>(made);
+    }
+    /** cumulative minimum along one dimension, and its position. Returns y, index. */
+    std::array<Tensor, 2> cummin(const Operand &input, graph::Cummin_attributes attributes = {}) {
+        attributes.put(WEFT_ATTR_OPERATION_SCAN_MODE_EXT, WEFT_TYPE_REDUCTION_OPERATOR_TYPE, ReductionMode_t::MIN);
+        auto made =
+            record("cummin", WEFT_BACKEND_OPERATION_SCAN_DESCRIPTOR_EXT, attributes,
+                   WEFT_ATTR_OPERATION_SCAN_COMP_TYPE_EXT, {{WEFT_ATTR_OPERATION_SCAN_XDESC_EXT, "input", input, true}},
+                   {{WEFT_ATTR_OPERATION_SCAN_YDESC_EXT, "Y", false, true, false},
+                    {WEFT_ATTR_OPERATION_SCAN_INDEX_DESC_EXT, "INDEX", true, true, false}});
+        return to_array<2>(made);
+    }
+    /** gradient of a cumulative product, also for elements of 0. Returns dx. */
+    Tensor cumprod_backward(const Operand &loss, const Operand &input,
+                            graph::Cumprod_backward_attributes attributes = {}) {
+        auto made = record("cumprod_backward", WEFT_BACKEND_OPERATION_CUMPROD_BWD_DESCRIPTOR_EXT, attributes,
+                           WEFT_ATTR_OPERATION_CUMPROD_BWD_COMP_TYPE_EXT,
+                           {{WEFT_ATTR_OPERATION_CUMPROD_BWD_DYDESC_EXT, "loss", loss, true},
+                            {WEFT_ATTR_OPERATION_CUMPROD_BWD_XDESC_EXT, "input", input, true}},
+                           {{WEFT_ATTR_OPERATION_CUMPROD_BWD_DXDESC_EXT, "DX", false, true, true}});
+        return made[0];
+    }
+    /** the k largest or smallest elements along one dimension, best first, and their positions. Returns
+    values, indices. */
+    std::array<Tensor, 2> top_k(const Operand &input, graph::Top_k_attributes attributes = {}) {
+        auto made = record("top_k", WEFT_BACKEND_OPERATION_TOP_K_DESCRIPTOR_EXT, attributes, std::nullopt,
+                           {{WEFT_ATTR_OPERATION_TOP_K_XDESC_EXT, "input", input, true}},
+                           {{WEFT_ATTR_OPERATION_TOP_K_VALUES_DESC_EXT, "VALUES", false, true, false},
+                            {WEFT_ATTR_OPERATION_TOP_K_INDICES_DESC_EXT, "INDICES", true, true, false}});
+        return to_array<2>(made);
+    }
+    /** position of the largest element along one dimension, which is kept with extent 1. Returns indices. */
+    Tensor argmax(const Operand &input, graph::Argmax_attributes attributes = {}) {
+        attributes.put(WEFT_ATTR_OPERATION_TOP_K_MODE_EXT, WEFT_TYPE_REDUCTION_OPERATOR_TYPE, ReductionMode_t::MAX);
+        auto made = record("argmax", WEFT_BACKEND_OPERATION_TOP_K_DESCRIPTOR_EXT, attributes, std::nullopt,
+                           {{WEFT_ATTR_OPERATION_TOP_K_XDESC_EXT, "input", input, true}},
+                           {{WEFT_ATTR_OPERATION_TOP_K_INDICES_DESC_EXT, "INDICES", true, true, false}});
+        return made[0];
+    }
+    /** position of the smallest element along one dimension, which is kept with extent 1. Returns indices. */
+    Tensor argmin(const Operand &input, graph::Argmin_attributes attributes = {}) {
+        attributes.put(WEFT_ATTR_OPERATION_TOP_K_MODE_EXT, WEFT_TYPE_REDUCTION_OPERATOR_TYPE, ReductionMode_t::MIN);
+        auto made = record("argmin", WEFT_BACKEND_OPERATION_TOP_K_DESCRIPTOR_EXT, attributes, std::nullopt,
+                           {{WEFT_ATTR_OPERATION_TOP_K_XDESC_EXT, "input", input, true}},
+                           {{WEFT_ATTR_OPERATION_TOP_K_INDICES_DESC_EXT, "INDICES", true, true, false}});
+        return made[0];
     }
     /** the same elements with other extents; set the result's dims. Returns y. */
     Tensor reshape(const Operand &input, graph::Reshape_attributes attributes = {}) {

@@ -23,7 +23,7 @@ _OF_ATTENTION = (
     *("score_mod", "score_mod_bprop", "score_mod_gradients"),
 )
 _SWITCHES = ("use_alibi_mask", "unfuse_fma", "is_deterministic")
-_STATISTICS = {"mean", "inv_variance", "out_mean", "out_var", "stats", "sum", "sq_sum", "index"}
+_STATISTICS = {"mean", "inv_variance", "out_mean", "out_var", "stats", "sum", "sq_sum", "index", "indices"}
 
 
 def computed_results(method: str, values: Mapping[str, Any], results: Sequence[str]) -> list[str]:

@@ -4391,6 +4391,434 @@ class Ops:
         outputs = self._operation("reduction", "reduction", values, results, compute_data_type, name)
         return outputs[0]
 
+    def logsumexp(
+        self,
+        input: Operand,
+        dims: Sequence[int] | None = None,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Logarithm of the sum of exponentials over whole dimensions.
+
+            y = log(sum(exp(x)))
+
+        Args:
+            input: exponents, [d..].
+            dims: dimensions to reduce if y's dims are unset; negative ones count from the last; unset: the
+                last.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            y: logarithm of the sum of e^x, [d.. with reduced extents 1].
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of x; virtual results have the compute
+                type, or DOUBLE.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.logsumexp(np.float32([[0, 0], [1, -np.inf]]))
+        >>> g().round(3)
+        array([[0.693],
+               [1.   ]], dtype=float32)
+        """
+        values = {
+            "x": input,
+            "dims": dims,
+        }
+        results = ("y",)
+        outputs = self._operation("logsumexp", "logsumexp", values, results, compute_data_type, name)
+        return outputs[0]
+
+    def cumsum(
+        self,
+        input: Operand,
+        axis: int = -1,
+        exclusive: bool = False,
+        reverse: bool = False,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Cumulative sum along one dimension.
+
+            y[i] = x[0] + ... + x[i]
+
+        Args:
+            input: input, [d..].
+            axis: dimension of the scan; negative values count from the last; default -1.
+            exclusive: true: y[i] does not contain x[i]; default False.
+            reverse: true: from the last element to the first; default False.
+            compute_data_type: type to compute in; by default the graph's, otherwise INT64 for integers and
+                booleans, FLOAT for others.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            y: cumulative result, like x.
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of x, for sums and products of integers
+                the compute type; virtual results have the compute type, or DOUBLE; index INT64.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.cumsum(np.float32([1, 2, 3]))
+        >>> g()
+        array([1., 3., 6.], dtype=float32)
+        """
+        values = {
+            "x": input,
+            "axis": axis,
+            "exclusive": exclusive,
+            "reverse": reverse,
+            "mode": enums.reduction_mode.ADD,
+        }
+        results = ("y",)
+        outputs = self._operation("cumsum", "scan", values, results, compute_data_type, name)
+        return outputs[0]
+
+    def cumprod(
+        self,
+        input: Operand,
+        axis: int = -1,
+        exclusive: bool = False,
+        reverse: bool = False,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Cumulative product along one dimension.
+
+            y[i] = x[0] * ... * x[i]
+
+        Args:
+            input: input, [d..].
+            axis: dimension of the scan; negative values count from the last; default -1.
+            exclusive: true: y[i] does not contain x[i]; default False.
+            reverse: true: from the last element to the first; default False.
+            compute_data_type: type to compute in; by default the graph's, otherwise INT64 for integers and
+                booleans, FLOAT for others.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            y: cumulative result, like x.
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of x, for sums and products of integers
+                the compute type; virtual results have the compute type, or DOUBLE; index INT64.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.cumprod(np.float32([2, 3, 4]), exclusive=True)
+        >>> g()
+        array([1., 2., 6.], dtype=float32)
+        """
+        values = {
+            "x": input,
+            "axis": axis,
+            "exclusive": exclusive,
+            "reverse": reverse,
+            "mode": enums.reduction_mode.MUL,
+        }
+        results = ("y",)
+        outputs = self._operation("cumprod", "scan", values, results, compute_data_type, name)
+        return outputs[0]
+
+    def cummax(
+        self,
+        input: Operand,
+        axis: int = -1,
+        reverse: bool = False,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> tuple[Tensor | Any, Tensor | Any]:
+        """Cumulative maximum along one dimension, and its position.
+
+            y[i] = max(x[0], ..., x[i])
+
+        Args:
+            input: input, [d..].
+            axis: dimension of the scan; negative values count from the last; default -1.
+            reverse: true: from the last element to the first; default False.
+            compute_data_type: type to compute in; by default the graph's, otherwise INT64 for integers and
+                booleans, FLOAT for others.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            y: cumulative result, like x; None if not computed.
+            index: position of the extreme along the axis, INT32 or INT64; of equal elements the last in the
+                order of the scan, like x; None if not computed.
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of x, for sums and products of integers
+                the compute type; virtual results have the compute type, or DOUBLE; index INT64.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y, index = g.cummax(np.float32([1, 3, 2, 3]))
+        >>> index.set_output(True)
+        >>> g()
+        (array([1., 3., 3., 3.], dtype=float32), array([0, 1, 1, 3]))
+        """
+        values = {
+            "x": input,
+            "axis": axis,
+            "reverse": reverse,
+            "mode": enums.reduction_mode.MAX,
+        }
+        results = ("y", "index")
+        outputs = self._operation("cummax", "scan", values, results, compute_data_type, name)
+        return outputs[0], outputs[1]
+
+    def cummin(
+        self,
+        input: Operand,
+        axis: int = -1,
+        reverse: bool = False,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> tuple[Tensor | Any, Tensor | Any]:
+        """Cumulative minimum along one dimension, and its position.
+
+            y[i] = min(x[0], ..., x[i])
+
+        Args:
+            input: input, [d..].
+            axis: dimension of the scan; negative values count from the last; default -1.
+            reverse: true: from the last element to the first; default False.
+            compute_data_type: type to compute in; by default the graph's, otherwise INT64 for integers and
+                booleans, FLOAT for others.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            y: cumulative result, like x; None if not computed.
+            index: position of the extreme along the axis, INT32 or INT64; of equal elements the last in the
+                order of the scan, like x; None if not computed.
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of x, for sums and products of integers
+                the compute type; virtual results have the compute type, or DOUBLE; index INT64.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y, index = g.cummin(np.float32([2, 3, 1]))
+        >>> index.set_output(True)
+        >>> g()
+        (array([2., 2., 1.], dtype=float32), array([0, 0, 2]))
+        """
+        values = {
+            "x": input,
+            "axis": axis,
+            "reverse": reverse,
+            "mode": enums.reduction_mode.MIN,
+        }
+        results = ("y", "index")
+        outputs = self._operation("cummin", "scan", values, results, compute_data_type, name)
+        return outputs[0], outputs[1]
+
+    def cumprod_backward(
+        self,
+        loss: Operand,
+        input: Operand,
+        axis: int = -1,
+        exclusive: bool = False,
+        reverse: bool = False,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Gradient of a cumulative product, also for elements of 0.
+
+            dx[i] = sum_j dy[j] * d y[j] / d x[i]
+
+        Args:
+            loss: gradient of the result, [d..].
+            input: input of the forward pass, [d..].
+            axis: dimension of the products; negative values count from the last; default -1.
+            exclusive: as in the forward pass; default False.
+            reverse: as in the forward pass; default False.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            dx: gradient of x, [d..].
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of x; virtual results have the compute
+                type, or DOUBLE.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> dx = g.cumprod_backward(np.float32([1, 1, 1]), np.float32([2, 0, 4]))
+        >>> g()
+        array([ 1., 10.,  0.], dtype=float32)
+        """
+        values = {
+            "dy": loss,
+            "x": input,
+            "axis": axis,
+            "exclusive": exclusive,
+            "reverse": reverse,
+        }
+        results = ("dx",)
+        outputs = self._operation(
+            "cumprod_backward", "cumprod_backward", values, results, compute_data_type, name
+        )
+        return outputs[0]
+
+    def top_k(
+        self,
+        input: Operand,
+        k: int,
+        axis: int = -1,
+        mode: enums.reduction_mode | str = enums.reduction_mode.MAX,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> tuple[Tensor | Any, Tensor | Any]:
+        """The k largest or smallest elements along one dimension, best first, and their positions.
+
+            values[i] = x[indices[i]]
+
+        Args:
+            input: input, [d..].
+            k: number of elements, at most the extent of the axis.
+            axis: dimension along which elements are selected; negative values count from the last; default
+                -1.
+            mode: the largest elements; MIN: the smallest; default MAX.
+            compute_data_type: accepted and ignored.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            values: the elements, best first, like x, k along the axis; None if not computed.
+            indices: their positions along the axis, INT32 or INT64; of equal elements, the lowest position is
+                first, like x, k along the axis; None if not computed.
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: values the type of x; indices INT64.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> values, indices = g.top_k(np.float32([1, 5, 3, 5]), 2)
+        >>> g()
+        (array([5., 5.], dtype=float32), array([1, 3]))
+        """
+        values = {
+            "x": input,
+            "k": k,
+            "axis": axis,
+            "mode": mode,
+        }
+        results = ("values", "indices")
+        outputs = self._operation("top_k", "top_k", values, results, compute_data_type, name)
+        return outputs[0], outputs[1]
+
+    def argmax(
+        self,
+        input: Operand,
+        axis: int = -1,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Position of the largest element along one dimension, which is kept with extent 1.
+
+            indices = argmax(x)
+
+        Args:
+            input: input, [d..].
+            axis: dimension along which elements are selected; negative values count from the last; default
+                -1.
+            compute_data_type: accepted and ignored.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            indices: their positions along the axis, INT32 or INT64; of equal elements, the lowest position is
+                first, like x, k along the axis.
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: values the type of x; indices INT64.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> index = g.argmax(np.float32([[1, 5, 3], [7, 7, 0]]))
+        >>> g()
+        array([[1],
+               [0]])
+        """
+        values = {
+            "x": input,
+            "axis": axis,
+            "mode": enums.reduction_mode.MAX,
+        }
+        results = ("indices",)
+        outputs = self._operation("argmax", "top_k", values, results, compute_data_type, name)
+        return outputs[0]
+
+    def argmin(
+        self,
+        input: Operand,
+        axis: int = -1,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Position of the smallest element along one dimension, which is kept with extent 1.
+
+            indices = argmin(x)
+
+        Args:
+            input: input, [d..].
+            axis: dimension along which elements are selected; negative values count from the last; default
+                -1.
+            compute_data_type: accepted and ignored.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            indices: their positions along the axis, INT32 or INT64; of equal elements, the lowest position is
+                first, like x, k along the axis.
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: values the type of x; indices INT64.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> index = g.argmin(np.float32([[1, 5, 3], [7, 7, 0]]))
+        >>> g()
+        array([[0],
+               [2]])
+        """
+        values = {
+            "x": input,
+            "axis": axis,
+            "mode": enums.reduction_mode.MIN,
+        }
+        results = ("indices",)
+        outputs = self._operation("argmin", "top_k", values, results, compute_data_type, name)
+        return outputs[0]
+
     def reshape(
         self,
         input: Operand,

@@ -100,9 +100,10 @@ WHOLE = {
 
 # Not in cuDNN's Python frontend: Weft's own methods may grow, but each is listed here.
 OURS = """
-atan2 bn_finalize causal_conv1d causal_conv1d_backward dbn_weight diagonal_band_mask floor_mod groupnorm
-groupnorm_backward paged_cache_load recurrence recurrence_backward resample resample_backward rng
-scaled_dot_product_flash_attention scaled_dot_product_flash_attention_backward softmax
+argmax argmin atan2 bn_finalize causal_conv1d causal_conv1d_backward cummax cummin cumprod
+cumprod_backward cumsum dbn_weight diagonal_band_mask floor_mod groupnorm groupnorm_backward
+logsumexp paged_cache_load recurrence recurrence_backward resample resample_backward rng
+scaled_dot_product_flash_attention scaled_dot_product_flash_attention_backward softmax top_k
 """
 
 
@@ -210,6 +211,7 @@ OTHERS = {
     "comparison_mode": "CMP_GE",
     "distribution": "UNIFORM",
     "inputs": [],
+    "k": 2,
     "mode": "ADD",
     "negative_slope": 0.5,
     "norm_forward_phase": "TRAINING",

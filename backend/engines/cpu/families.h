@@ -17,6 +17,8 @@ extern const struct family cpu_element;     /* one operation whose elements are 
 extern const struct family cpu_pooling;     /* pooling and interpolation, forward and backward */
 extern const struct family cpu_causal;      /* causal convolutions of sequences, forward and backward */
 extern const struct family cpu_recurrent;   /* steps of recurrent layers, forward and backward */
+extern const struct family cpu_scan;        /* cumulative sums, products and extremes */
+extern const struct family cpu_top_k;       /* the largest or smallest elements along a dimension */
 extern const struct family cpu_reference;   /* any single operation, as defined */
 
 #endif

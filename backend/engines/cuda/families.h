@@ -32,6 +32,8 @@ extern const struct family cuda_rows;        /* reductions, softmax and norms, w
 extern const struct family cuda_window;      /* pooling and interpolation */
 extern const struct family cuda_map;         /* pointwise operations and data movement in one sweep */
 extern const struct family cuda_causal;      /* causal convolutions of sequences */
+extern const struct family cuda_scan;        /* cumulative sums, products and extremes */
+extern const struct family cuda_top_k;       /* the largest or smallest elements along a dimension */
 extern const struct family cuda_move;        /* concatenation and other copies */
 extern const struct family cuda_paged_load;  /* rows from the pages of a cache */
 extern const struct family cuda_rng;         /* random numbers */

@@ -16,14 +16,6 @@
 
 /* ---- Common to both operations ----------------------------------------------------------------------------------- */
 
-/* Checks offsets and indices. Accepts NULL. */
-static weftStatus_t check_whole_numbers(const struct descriptor *op, const char *key, const struct tensor *tensor) {
-    if (tensor && tensor->type != WEFT_DATA_INT32 && tensor->type != WEFT_DATA_INT64)
-        FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has data type %s. Use INT32 or INT64.", descriptor_label(op), key,
-             dtype_of((weftDataType_t)tensor->type)->name);
-    return WEFT_STATUS_SUCCESS;
-}
-
 static const char offsets_doc[] =
     "first row of each expert, or of each except the first, which is then 0; ascending, INT32 or INT64";
 
@@ -41,7 +33,7 @@ static weftStatus_t check_rows(const struct descriptor *op, const char *key, con
 static weftStatus_t check_offsets(const struct descriptor *op, const struct tensor *offsets) {
     TRY(check_rank(op, "first_token_offset", offsets, 3, 3));
     TRY(check_dims(op, "first_token_offset", offsets, 3, (int64_t[]){offsets->dims.at[0], 1, 1}));
-    return check_whole_numbers(op, "first_token_offset", offsets);
+    return check_index_type(op, "first_token_offset", offsets);
 }
 
 /* One offset per expert, or per expert except the first. `weight`: the tensor with one matrix per expert. */
@@ -171,7 +163,7 @@ static weftStatus_t check_indices(const struct moe_op *op) {
         if (!wants[i] && indices[i])
             FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode %s does not use %s. Omit it or choose mode %s.",
                  descriptor_label(&op->base), names[op->mode], keys[i], i ? "SCATTER" : "GATHER or SCATTER");
-        TRY(check_whole_numbers(&op->base, keys[i], indices[i]));
+        TRY(check_index_type(&op->base, keys[i], indices[i]));
     }
     /* GATHER has as many rows as indices; otherwise the rows are those of token, and there are as many indices. */
     if (op->mode == WEFT_MOE_GROUPED_MATMUL_MODE_GATHER)

@@ -92,20 +92,20 @@ static weftStatus_t refuse_unserved(const struct descriptor *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The dimensions that the attribute dims names. */
-static weftStatus_t named_dims(const struct reduction_op *op, bool named[WEFT_DIM_MAX]) {
-    int64_t rank = op->x->dims.count;
-    for (int64_t i = 0; i < op->dims.count; i++) {
+weftStatus_t reduction_named_dims(const struct descriptor *op, const struct tensor *x, const struct dims *dims,
+                                  bool named[WEFT_DIM_MAX]) {
+    int64_t rank = x->dims.count;
+    for (int64_t i = 0; i < dims->count; i++) {
         /* Negative numbers count from the last dimension. */
-        int64_t dim = op->dims.at[i] < 0 ? op->dims.at[i] + rank : op->dims.at[i];
+        int64_t dim = dims->at[i] < 0 ? dims->at[i] + rank : dims->at[i];
         if (dim < 0 || dim >= rank)
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
                  "%s: attribute dims is %s, but x has %lld dim%s %s. Use dimensions in -%lld..%lld.",
-                 descriptor_label(&op->base), numbers_text(op->dims.at, op->dims.count), (long long)rank, plural(rank),
-                 tensor_dims_text(op->x), (long long)rank, (long long)rank - 1);
+                 descriptor_label(op), numbers_text(dims->at, dims->count), (long long)rank, plural(rank),
+                 tensor_dims_text(x), (long long)rank, (long long)rank - 1);
         if (named[dim])
             FAIL(WEFT_STATUS_BAD_PARAM, "%s: attribute dims is %s, which names dimension %lld twice. Name each once.",
-                 descriptor_label(&op->base), numbers_text(op->dims.at, op->dims.count), (long long)dim);
+                 descriptor_label(op), numbers_text(dims->at, dims->count), (long long)dim);
         named[dim] = true;
     }
     return WEFT_STATUS_SUCCESS;
@@ -127,7 +127,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     bool named[WEFT_DIM_MAX] = {false};
     TRY(refuse_unserved(descriptor));
     /* Checked before y: with y's dims, an invalid number in dims would go unnoticed. */
-    TRY(named_dims(op, named));
+    TRY(reduction_named_dims(descriptor, op->x, &op->dims, named));
     /* Without dims of y and without the attribute, all dimensions would be kept, which is no reduction. */
     if (op->y->dims.count == 0 && !descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_REDUCTION_DIMS))
         FAIL(WEFT_STATUS_BAD_PARAM,
@@ -151,7 +151,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     const struct reduction_op *op = (const struct reduction_op *)descriptor;
     bool has_dims = descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_REDUCTION_DIMS);
     bool named[WEFT_DIM_MAX] = {false};
-    TRY(named_dims(op, named));
+    TRY(reduction_named_dims(descriptor, op->x, &op->dims, named));
     TRY(check_rank(descriptor, "y", op->y, op->x->dims.count, op->x->dims.count));
     for (int64_t i = 0; i < op->x->dims.count; i++) {
         int64_t from = op->x->dims.at[i], to = op->y->dims.at[i];

@@ -27,6 +27,10 @@ struct reduction_op {
    the mean and the Euclidean norm use FLOAT; otherwise FLOAT. */
 weftDataType_t reduction_math(const struct reduction_op *op);
 
+/* Marks the dimensions that an attribute dims names; negative numbers count from the last one. */
+weftStatus_t reduction_named_dims(const struct descriptor *op, const struct tensor *x, const struct dims *dims,
+                                  bool named[WEFT_DIM_MAX]);
+
 extern const struct op reduction_op;
 extern const struct schema reduction_schema;
 

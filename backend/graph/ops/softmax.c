@@ -51,12 +51,8 @@ static struct dims statistic_dims(const struct softmax_op *op) {
 /* y has the dims of x; statistics have one element per row, in the order of x. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct softmax_op *op = (struct softmax_op *)descriptor;
-    int64_t rank = op->x->dims.count;
     /* Checked before softmax_axis, which assumes a legal axis. */
-    if (op->axis < -rank || op->axis >= rank)
-        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: axis is %lld, x has %lld dim%s %s. Use a value in %lld..%lld.",
-             descriptor_label(descriptor), (long long)op->axis, (long long)rank, plural(rank), tensor_dims_text(op->x),
-             (long long)-rank, (long long)rank - 1);
+    TRY(check_axis(descriptor, op->axis, "x", op->x));
     struct dims dims = statistic_dims(op);
     struct tensor *statistics[] = {op->stats, op->max, op->sum_exp};
     for (int i = 0; i < 3; i++) {

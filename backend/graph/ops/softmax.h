@@ -22,8 +22,6 @@ int softmax_expand_weight(struct expansion *e, int x, int peak);
 int softmax_expand_sum(struct expansion *e, int weight, int peak);
 
 /* The dimension along which rows run. */
-static inline int softmax_axis(const struct softmax_op *op) {
-    return (int)(op->axis < 0 ? op->axis + op->x->dims.count : op->axis);
-}
+static inline int softmax_axis(const struct softmax_op *op) { return axis_dimension(op->axis, op->x); }
 
 #endif

@@ -105,6 +105,7 @@ _EXAMPLES: dict[str, Callable[[_Example], Any]] = {
     "softmax": lambda e: e.g.softmax(e.t(4, 8)),
     "diagonal_band_mask": lambda e: e.g.diagonal_band_mask(e.t(4, 8), 0.0, "CMP_GE"),
     "reduction": lambda e: e.g.reduction(e.t(4, 8), "ADD", dims=[1]),
+    "top_k": lambda e: e.g.top_k(e.t(4, 8), 2),
     "reshape": lambda e: e.g.reshape(e.t(4, 8)).set_dim([32]),
     "transpose": lambda e: e.g.transpose(e.t(4, 8), [1, 0]),
     "strided_slice": lambda e: e.g.slice(e.t(4, 8), [slice(0, 2), slice(0, 8, 2)]),
