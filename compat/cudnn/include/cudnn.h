@@ -705,6 +705,13 @@ typedef enum {
 } cudnnMoeGroupedMatmulMode_t;
 
 typedef enum {
+    CUDNN_RNN_MODE_RELU = 0,
+    CUDNN_RNN_MODE_TANH = 1,
+    CUDNN_RNN_MODE_LSTM = 2,
+    CUDNN_RNN_MODE_GRU = 3,
+} cudnnRnnMode_t;
+
+typedef enum {
     CUDNN_RESHAPE_VIEW_ONLY = 0,
     CUDNN_RESHAPE_LOGICAL = 1,
 } cudnnBackendReshapeMode_t;
