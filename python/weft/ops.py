@@ -4567,7 +4567,6 @@ class Ops:
         >>> import numpy as np, weft
         >>> g = weft.Graph()
         >>> y, index = g.cummax(np.float32([1, 3, 2, 3]))
-        >>> index.set_output(True)
         >>> g()
         (array([1., 3., 3., 3.], dtype=float32), array([0, 1, 1, 3]))
         """
@@ -4616,7 +4615,6 @@ class Ops:
         >>> import numpy as np, weft
         >>> g = weft.Graph()
         >>> y, index = g.cummin(np.float32([2, 3, 1]))
-        >>> index.set_output(True)
         >>> g()
         (array([2., 2., 1.], dtype=float32), array([0, 0, 2]))
         """
