@@ -762,6 +762,32 @@ def movement(s: Sketch) -> None:
     s.result(s.g.identity(x), a, dtype=s.one(s.type, "f32"), order=s.r.sample(range(rank), rank))
 
 
+def grid(s: Sketch) -> None:
+    """Samples of images at the positions of an affine grid, or their gradients."""
+    batch, channels = s.size(4), s.size(48)
+    side, out = [s.r.randint(1, 24) for _ in range(2)], [s.r.randint(1, 24) for _ in range(2)]
+    mode, padding, align = s.one("BILINEAR", "BICUBIC_EXT"), s.one(*GRID_PADDINGS), s.chance(0.5)
+    s.note(batch, channels, side, out, mode, padding, align)
+    order = s.one(None, [0, 2, 3, 1])
+    x, a = s.input(batch, channels, *side, order=order)
+    positions, b = s.input(batch, *out, 2)
+    how = {"mode": mode, "padding_mode": padding, "align_corners": align}
+    words = ({"BILINEAR": "bilinear", "BICUBIC_EXT": "bicubic"}[mode], GRID_PADDINGS[padding], align)
+    if s.chance(0.5):
+        s.result(s.g.grid_sample(x, positions, **how), F.grid_sample(a, b, *words), order=order)
+        return
+    loss, d = s.input(batch, channels, *out, order=order)
+    leaf = a.clone().requires_grad_()
+    (want,) = torch.autograd.grad(F.grid_sample(leaf, b, *words), leaf, d)
+    made, other = s.g.grid_sample_backward(loss, x, positions, **how)
+    other.set_output(False)
+    s.result(made, want, order=order)
+
+
+GRID_PADDINGS = {"ZERO_PAD": "zeros", "EDGE_VAL_PAD": "border", "REFLECTION_PAD_EXT": "reflection"}
+"""PyTorch's words for Weft's."""
+
+
 FAMILIES: dict[str, tuple[Callable[[Sketch], None], int]] = {
     "matmul": (matmul, 4),
     "experts": (experts, 1),
@@ -777,6 +803,7 @@ FAMILIES: dict[str, tuple[Callable[[Sketch], None], int]] = {
     "reduction": (reduction, 2),
     "channel_norm": (channel_norm, 2),
     "pooling": (pooling, 2),
+    "grid": (grid, 1),
     "movement": (movement, 2),
 }
 """Each family's function, and how often it is drawn."""

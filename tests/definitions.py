@@ -413,6 +413,38 @@ def returned(o: dict[str, Any], dy: Array, index: Array | None, x: Array | None)
 # ---- Norms, softmax, reductions ----------------------------------------------------------------------------
 
 
+def grid_taps(o: dict[str, Any], extent: int, coordinate: Array) -> Array:
+    """[.., extent]: the weights of an image's elements at positions along a dimension."""
+    align = o["align_corners"]
+    at = (coordinate + 1) * (extent - align) / 2 - (0 if align else 0.5)
+    at = np.clip(at, 0, extent - 1) if o["padding_mode"] == "EDGE_VAL_PAD" else at
+    return np.maximum(0, 1 - np.abs(at[..., None] - np.arange(extent)))
+
+
+def grid_weights(o: dict[str, Any], pixels: tuple[int, ...], grid: Array) -> Array:
+    """[N, positions, elements]: bilinear weights, products over the dimensions."""
+    made = np.ones((len(grid), math.prod(grid.shape[1:-1]), 1))
+    for d, extent in enumerate(pixels):
+        along = grid_taps(o, extent, grid[..., len(pixels) - 1 - d]).reshape(*made.shape[:2], extent)
+        made = (made[..., None] * along[:, :, None]).reshape(*made.shape[:2], -1)
+    return made
+
+
+def grid_sample(o: dict[str, Any], x: Array, grid: Array) -> Results:
+    weights = grid_weights(o, x.shape[2:], grid)
+    flat = x.reshape(*x.shape[:2], -1)
+    dims = (*x.shape[:2], *grid.shape[1:-1])
+    return {key: np.einsum("nqi,nci->ncq", weights, each).reshape(dims)
+            for key, each in (("y", flat), ("summed y", np.abs(flat)))}  # fmt: skip
+
+
+def grid_sample_backward(o: dict[str, Any], dy: Array, x: Array, grid: Array) -> Results:
+    weights = grid_weights(o, x.shape[2:], grid)
+    flat = dy.reshape(*dy.shape[:2], -1)
+    return {key: np.einsum("nqi,ncq->nci", weights, each).reshape(x.shape)
+            for key, each in (("dx", flat), ("summed dx", np.abs(flat)))}  # fmt: skip
+
+
 class Rows:
     """Groups the elements that share statistics: by the axes of the norm, with groups as an additional
     dimension."""
@@ -792,6 +824,8 @@ DEFINITIONS: dict[str, Callable[..., Results]] = {
     "conv_wgrad": conv_wgrad,
     "resample": resample,
     "resample_backward": resample_backward,
+    "grid_sample": grid_sample,
+    "grid_sample_backward": grid_sample_backward,
     "norm": norm,
     "norm_backward": norm_backward,
     "genstats": genstats,

@@ -21,6 +21,7 @@ Array = np.ndarray[Any, Any]
 
 MOST_OPERATIONS, MOST_ELEMENTS, LARGE_ELEMENTS = 30, 700, 12000
 MOST_INPUT = 150_000  # elements of an operand
+SAMPLED = ("f64", "f32", *HALVES)  # the types of images that are sampled
 MOST_WORK = 3e7  # multiply-adds of an operation at sizes next to thresholds; tensor cores may do more
 NEAR = [15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 511, 512, 513]
 """Extents next to those at which kernels change: vectors, tiles, warps, blocks, parts and splits."""
@@ -398,6 +399,31 @@ class Drawing:
         if len(made) == 2 and self.one_in(2):
             operands = {"dy": self.like(y), "index": made[1]}
             self.add("resample_backward", operands, {"dx": self.of(x)}, options, needs_dims=True)
+
+    def grid(self) -> None:
+        """Bilinear samples of a grid that is an input, or the gradient of the images."""
+        x = self.image()
+        n, c, *pixels = self.of(x)
+        if not 2 <= len(pixels) <= 3 or self.now.stored[x] not in SAMPLED:
+            raise Unfit
+        positions = self.dims(len(pixels))
+        y = (n, c, *positions)
+        if math.prod(y) > 4 * self.most:
+            raise Unfit
+        options = {
+            "padding_mode": self.r.choice(["ZERO_PAD", "EDGE_VAL_PAD"]),
+            "align_corners": self.one_in(2),
+        }
+        # Multiples of 1/64, so that coordinates are exact in all types.
+        dims = (n, *positions, len(pixels))
+        grid = self.input(dims, "f32", self.numbers.integers(-80, 81, dims) / 64)
+        if self.one_in(3):
+            operands = {"dy": self.input(y, self.r.choice(SAMPLED)), "x": x, "grid": grid}
+            types = {"dx": self.r.choice(("", *SAMPLED))}
+            self.add("grid_sample_backward", operands, {"dx": self.of(x)}, options, types=types)
+        else:
+            types = {"y": self.r.choice(("", *SAMPLED))}
+            self.add("grid_sample", {"x": x, "grid": grid}, {"y": y}, options, types=types)
 
     def norm(self) -> None:
         mode = self.r.choice(
@@ -965,6 +991,7 @@ class Drawing:
             self.convolution: 6,
             self.layer: 6,
             self.resample: 5,
+            self.grid: 2,
             self.norm: 7,
             self.statistics: 3,
             self.softmax: 4,

@@ -229,11 +229,46 @@ def cumulative(dims: Sequence[int], axis: int) -> Any:
     return build
 
 
+def sampled(
+    x: Sequence[int],
+    positions: Sequence[int],
+    dtype: str = "f32",
+    last: bool = False,
+    backward: bool = False,
+    **how: Any,
+) -> Any:
+    """A sample of a grid, or its gradients."""
+
+    def build(t: Maker) -> None:
+        image, grid = t(*x, last=last, dtype=dtype), t(x[0], *positions, len(positions))
+        if not backward:
+            t.out(t.g.grid_sample(image, grid, **how), *x[:2], *positions, last=last, dtype=dtype)
+            return
+        loss = t(*x[:2], *positions, last=last, dtype=dtype)
+        dx, dgrid = t.g.grid_sample_backward(loss, image, grid, **how)
+        t.out(dx, *x, last=last, dtype=dtype)
+        t.out(dgrid, dtype="f32")
+
+    return build
+
+
 def selected(dims: Sequence[int], k: int) -> Any:
     def build(t: Maker) -> None:
         values, indices = t.g.top_k(t(*dims, dtype="f32"), k)
         t.out(values, dtype="f32")
         t.out(indices, dtype="i32")
+
+    return build
+
+
+def affine(size: Sequence[int], backward: bool = False) -> Any:
+    """An affine grid, or its gradient."""
+
+    def build(t: Maker) -> None:
+        if backward:
+            t.out(t.g.affine_grid_backward(t(2, *size, len(size))), dtype="f32")
+        else:
+            t.out(t.g.affine_grid(t(2, len(size), len(size) + 1), size, True), dtype="f32")
 
     return build
 
@@ -1261,6 +1296,30 @@ CASES = {
     "depthwise wgrad, bands": Case("depthwise_wgrad", "depthwise", depthwise("wgrad", 3, 64, (70, 29))),
     "depthwise 7x7, bands": Case("depthwise_mma", "depthwise", depthwise("fprop", 7, 64, (70, 29))),
     "depthwise wgrad": Case("depthwise_wgrad combine_splits", "depthwise", depthwise("wgrad", 3, 64)),
+    # grids
+    "grid": Case("sample", "grid", sampled((2, 3, 5, 7), (4, 9))),
+    "grid of channels": Case("sample", "grid", sampled((2, 24, 5, 7), (4, 9), "bf16", last=True)),
+    "grid, cubic": Case(
+        "sample", "grid", sampled((1, 3, 5, 7), (4, 9), mode="BICUBIC_EXT", padding_mode="REFLECTION_PAD_EXT")
+    ),
+    "grid of volumes": Case(
+        "sample", "grid", sampled((1, 2, 3, 4, 5), (2, 3, 3), padding_mode="EDGE_VAL_PAD", align_corners=True)
+    ),
+    "grid dgrad": Case(
+        "sample_dgrid clear largest sample_dx finish", "grid", sampled((2, 3, 5, 7), (4, 9), backward=True)
+    ),
+    "grid dgrad of channels": Case(
+        "sample_dgrid clear largest sample_dx finish",
+        "grid",
+        sampled((2, 24, 5, 7), (4, 9), "bf16", last=True, backward=True),
+    ),
+    "grid dgrad of doubles": Case(
+        "sample_dgrid clear largest sample_dx finish",
+        "grid",
+        sampled((1, 3, 5, 7), (4, 9), "f64", backward=True),
+    ),
+    "affine grid": Case("affine", "grid", affine((5, 7))),
+    "affine grid dgrad": Case("affine_bwd affine_combine", "grid", affine((9, 130), backward=True)),
     # causal convolutions
     "causal": Case("forward", "causal", sequences(3, 80, 4)),
     "causal, shifted": Case("forward", "causal", sequences(3, 77, 4)),

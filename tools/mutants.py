@@ -118,6 +118,7 @@ TESTS = (
         ["small norm|softmax|^rows|^sum", "test_cuda_rows", f"{EMULATED} few_multiprocessors"],
     ),
     ("backend/engines/cuda/causal/", ["small causal", "test_cuda_causal"]),
+    ("backend/engines/cuda/grid/", ["small grid", "test_cuda_grid"]),
     ("backend/engines/cuda/pooling/", ["small pool|bilinear|^mean", "test_cuda_window"]),
     (
         "backend/engines/cuda/map/",

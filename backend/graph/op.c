@@ -394,6 +394,14 @@ weftStatus_t check_axis(const struct descriptor *op, int64_t axis, const char *k
     return WEFT_STATUS_SUCCESS;
 }
 
+weftStatus_t check_float(const struct descriptor *op, const char *key, const struct tensor *tensor) {
+    if (tensor && tensor->type != WEFT_DATA_DOUBLE && tensor->type != WEFT_DATA_FLOAT &&
+        !dtype_is_half((weftDataType_t)tensor->type))
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has data type %s. Use DOUBLE, FLOAT, HALF or BFLOAT16.",
+             descriptor_label(op), key, dtype_of((weftDataType_t)tensor->type)->name);
+    return WEFT_STATUS_SUCCESS;
+}
+
 weftStatus_t check_index_type(const struct descriptor *op, const char *key, const struct tensor *tensor) {
     if (tensor && tensor->type != WEFT_DATA_INT32 && tensor->type != WEFT_DATA_INT64)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has data type %s. Use INT32 or INT64.", descriptor_label(op), key,

@@ -140,6 +140,8 @@ weftStatus_t check_broadcasts(const struct descriptor *op, const char *key, cons
                               const struct tensor *whole);
 /* Checks that `axis` names a dimension of `tensor`; negative numbers count from the last one. */
 weftStatus_t check_axis(const struct descriptor *op, int64_t axis, const char *key, const struct tensor *tensor);
+/* Checks for DOUBLE, FLOAT, HALF or BFLOAT16. Accepts NULL. */
+weftStatus_t check_float(const struct descriptor *op, const char *key, const struct tensor *tensor);
 /* Checks for INT32 or INT64. Accepts NULL. */
 weftStatus_t check_index_type(const struct descriptor *op, const char *key, const struct tensor *tensor);
 /* Checks for one element, by value or in memory. Accepts NULL. */

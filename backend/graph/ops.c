@@ -2,6 +2,7 @@
 /* The list of operations. To add one, add its file to ops/ and its line here. */
 #include "graph/ops.h"
 #include "graph/graph.h"
+#include "graph/ops/affine_grid.h"
 #include "graph/ops/attention.h"
 #include "graph/ops/block_scale.h"
 #include "graph/ops/bn_bwd_weights.h"
@@ -12,6 +13,7 @@
 #include "graph/ops/cumprod_backward.h"
 #include "graph/ops/diagonal_band_mask.h"
 #include "graph/ops/genstats.h"
+#include "graph/ops/grid_sample.h"
 #include "graph/ops/logsumexp.h"
 #include "graph/ops/matmul.h"
 #include "graph/ops/moe.h"
@@ -42,6 +44,10 @@ const struct op *const ops[] = {
     &recurrence_bwd_op,
     &resample_op,
     &resample_backward_op,
+    &grid_sample_op,
+    &grid_sample_bwd_op,
+    &affine_grid_op,
+    &affine_grid_bwd_op,
     &norm_forward_op,
     &norm_backward_op,
     &genstats_op,

@@ -314,6 +314,14 @@ typedef enum {
         /**< Elements or slices of a tensor, selected by indices along one dimension. */
     WEFT_BACKEND_OPERATION_SCATTER_ADD_DESCRIPTOR_EXT = 10025,
         /**< Adds elements or slices at indices along one dimension: the gradient of a gather. */
+    WEFT_BACKEND_OPERATION_GRID_SAMPLE_FWD_DESCRIPTOR_EXT = 10040,
+        /**< Images at the positions of a grid. */
+    WEFT_BACKEND_OPERATION_GRID_SAMPLE_BWD_DESCRIPTOR_EXT = 10041,
+        /**< Gradients of the images and of the grid. */
+    WEFT_BACKEND_OPERATION_AFFINE_GRID_FWD_DESCRIPTOR_EXT = 10042,
+        /**< Grids of positions under affine transformations. */
+    WEFT_BACKEND_OPERATION_AFFINE_GRID_BWD_DESCRIPTOR_EXT = 10043,
+        /**< Gradients of the transformations. */
     WEFT_BACKEND_OPERATION_RECURRENCE_FWD_DESCRIPTOR_EXT = 10061,
         /**< The steps of one layer and direction of a recurrent network. */
     WEFT_BACKEND_OPERATION_RECURRENCE_BWD_DESCRIPTOR_EXT = 10062
@@ -1343,6 +1351,68 @@ typedef enum {
     WEFT_ATTR_OPERATION_RECURRENCE_BWD_COMP_TYPE_EXT = 10641,
         /**< DATA_TYPE: type of sums; default FLOAT. */
 
+    /* OPERATION_GRID_SAMPLE_FWD: y[n,c,o] is x[n,c] at the position grid[n,o]; S is the number of
+       spatial dimensions, 2 or 3. */
+    WEFT_ATTR_OPERATION_GRID_SAMPLE_FWD_XDESC_EXT = 10500,
+        /**< TENSOR descriptor: images, [N, C, x..]. */
+    WEFT_ATTR_OPERATION_GRID_SAMPLE_FWD_GRID_DESC_EXT = 10501,
+        /**< TENSOR descriptor: positions, the last dimension first, [N, y.., S]. */
+    WEFT_ATTR_OPERATION_GRID_SAMPLE_FWD_YDESC_EXT = 10502,
+        /**< TENSOR descriptor: result, [N, C, y..]. */
+    WEFT_ATTR_OPERATION_GRID_SAMPLE_FWD_MODE_EXT = 10503,
+        /**< RESAMPLE_MODE: NEAREST, BILINEAR or BICUBIC_EXT; default BILINEAR. */
+    WEFT_ATTR_OPERATION_GRID_SAMPLE_FWD_PADDING_MODE_EXT = 10504,
+        /**< PADDING_MODE: elements outside of x, ZERO_PAD, EDGE_VAL_PAD or REFLECTION_PAD_EXT;
+             default ZERO_PAD. */
+    WEFT_ATTR_OPERATION_GRID_SAMPLE_FWD_ALIGN_CORNERS_EXT = 10505,
+        /**< BOOLEAN: whether -1 and 1 are the centers of the first and last element; default false:
+             their outer edges. */
+    WEFT_ATTR_OPERATION_GRID_SAMPLE_FWD_COMP_TYPE_EXT = 10506,
+        /**< DATA_TYPE: type of positions, weights and sums; default FLOAT. */
+
+    /* OPERATION_GRID_SAMPLE_BWD: gradients; only those that are set are computed. */
+    WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_DYDESC_EXT = 10510,
+        /**< TENSOR descriptor: gradient of the result, [N, C, y..]. */
+    WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_XDESC_EXT = 10511,
+        /**< TENSOR descriptor: images of the forward pass, [N, C, x..]. */
+    WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_GRID_DESC_EXT = 10512,
+        /**< TENSOR descriptor: positions of the forward pass, [N, y.., S]. */
+    WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_DXDESC_EXT = 10513,
+        /**< TENSOR descriptor, optional: output, gradient of x, [N, C, x..]. */
+    WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_DGRID_DESC_EXT = 10514,
+        /**< TENSOR descriptor, optional: output, gradient of the grid, [N, y.., S]. */
+    WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_MODE_EXT = 10515,
+        /**< RESAMPLE_MODE: as in the forward pass; default BILINEAR. */
+    WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_PADDING_MODE_EXT = 10516,
+        /**< PADDING_MODE: as in the forward pass; default ZERO_PAD. */
+    WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_ALIGN_CORNERS_EXT = 10517,
+        /**< BOOLEAN: as in the forward pass; default false. */
+    WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_COMP_TYPE_EXT = 10518,
+        /**< DATA_TYPE: type of positions, weights and sums; default FLOAT. */
+
+    /* OPERATION_AFFINE_GRID_FWD: grid[n,o] = theta[n] * (o, 1), for grid_sample. */
+    WEFT_ATTR_OPERATION_AFFINE_GRID_FWD_THETA_DESC_EXT = 10530,
+        /**< TENSOR descriptor: transformations, [N, S, S + 1]. */
+    WEFT_ATTR_OPERATION_AFFINE_GRID_FWD_GRID_DESC_EXT = 10531,
+        /**< TENSOR descriptor: result, [N, y.., S]. */
+    WEFT_ATTR_OPERATION_AFFINE_GRID_FWD_SIZE_EXT = 10532,
+        /**< INT64[S], optional: extents y.. of the grid, unless the result's dims are set. */
+    WEFT_ATTR_OPERATION_AFFINE_GRID_FWD_ALIGN_CORNERS_EXT = 10533,
+        /**< BOOLEAN: whether -1 and 1 are the centers of the first and last element; default false:
+             their outer edges. */
+    WEFT_ATTR_OPERATION_AFFINE_GRID_FWD_COMP_TYPE_EXT = 10534,
+        /**< DATA_TYPE: type of positions and sums; default FLOAT. */
+
+    /* OPERATION_AFFINE_GRID_BWD: dtheta[n] = the sum over o of dgrid[n,o] * (o, 1). */
+    WEFT_ATTR_OPERATION_AFFINE_GRID_BWD_DGRID_DESC_EXT = 10540,
+        /**< TENSOR descriptor: gradient of the grid, [N, y.., S]. */
+    WEFT_ATTR_OPERATION_AFFINE_GRID_BWD_DTHETA_DESC_EXT = 10541,
+        /**< TENSOR descriptor: output, gradient of the transformations, [N, S, S + 1]. */
+    WEFT_ATTR_OPERATION_AFFINE_GRID_BWD_ALIGN_CORNERS_EXT = 10542,
+        /**< BOOLEAN: as in the forward pass; default false. */
+    WEFT_ATTR_OPERATION_AFFINE_GRID_BWD_COMP_TYPE_EXT = 10543,
+        /**< DATA_TYPE: type of positions and sums; default FLOAT. */
+
     /* OPERATION_LOGSUMEXP: y = ln(sum of e^x) over whole dimensions. */
     WEFT_ATTR_OPERATION_LOGSUMEXP_XDESC_EXT = 10400, /**< TENSOR descriptor: input. */
     WEFT_ATTR_OPERATION_LOGSUMEXP_YDESC_EXT = 10401,
@@ -1759,7 +1829,9 @@ typedef enum {
         /**< Mean of the window; padding counts as elements. */
     WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING = 4,
         /**< Mean of the window without padding. */
-    WEFT_RESAMPLE_MAXPOOL = 3 /**< Largest element of the window. */
+    WEFT_RESAMPLE_MAXPOOL = 3, /**< Largest element of the window. */
+    WEFT_RESAMPLE_BICUBIC_EXT = 10000
+        /**< Cubic interpolation of four elements per dimension; only of grid samples. */
 } weftResampleMode_t;
 
 /** The values that pooling and interpolation read outside of the tensor. */
@@ -1767,7 +1839,9 @@ typedef enum {
     WEFT_ZERO_PAD = 0, /**< Zeros. */
     WEFT_NEG_INF_PAD = 1,
         /**< The lowest value of the data type, so that a maximum never selects padding. */
-    WEFT_EDGE_VAL_PAD = 2 /**< The nearest element at the edge. */
+    WEFT_EDGE_VAL_PAD = 2, /**< The nearest element at the edge. */
+    WEFT_REFLECTION_PAD_EXT = 10000
+        /**< The elements mirrored at the edges; only of grid samples. */
 } weftPaddingMode_t;
 
 /** Whether NaN operands must yield NaN. */

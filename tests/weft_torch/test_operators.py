@@ -115,6 +115,18 @@ CASES = {
     "geglu_tanh": (weft.geglu, (normal(7), normal(7).detach().neg().requires_grad_(), "tanh")),
     "causal_conv1d": (weft.causal_conv1d, (normal(2, 3, 7), normal(3, 4), normal(3), "silu")),
     "causal_conv1d_channels_last": (weft.causal_conv1d, (channels_last(2, 5, 4), normal(5, 2))),
+    "grid_sampler_2d": (weft.grid_sampler_2d, (normal(2, 3, 4, 5), normal(2, 3, 2, 2), 0, 0, False)),
+    "grid_sampler_2d_cubic": (weft.grid_sampler_2d, (normal(1, 2, 4, 3), normal(1, 2, 4, 2), 2, 2, True)),
+    "grid_sampler_2d_nearest": (
+        weft.grid_sampler_2d,
+        (
+            normal(2, 4, 5, 3).detach().contiguous(memory_format=torch.channels_last).requires_grad_(),
+            normal(2, 3, 3, 2, grad=False), 1, 1, False,
+        ),
+    ),
+    "grid_sampler_3d": (weft.grid_sampler_3d, (normal(1, 2, 3, 4, 2), normal(1, 2, 3, 2, 3), 0, 1, True)),
+    "affine_grid_generator": (weft.affine_grid_generator, (normal(2, 2, 3), [2, 3, 4, 5], False)),
+    "affine_grid_generator_3d": (weft.affine_grid_generator, (normal(2, 3, 4), [2, 1, 3, 4, 5], True)),
     "rope": (weft.rope, (normal(2, 3, 5, 6), normal(5, 3, grad=False), normal(5, 3, grad=False).flip(0))),
     "rope_interleaved": (
         weft.rope, (transposed(3, 2, 5, 4), normal(2, 1, 5, 2, grad=False), normal(5, 2, grad=False), True),

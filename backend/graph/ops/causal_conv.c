@@ -115,20 +115,12 @@ static weftStatus_t infer_bwd(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t check_type(const struct descriptor *op, const char *key, const struct tensor *tensor) {
-    if (tensor && tensor->type != WEFT_DATA_DOUBLE && tensor->type != WEFT_DATA_FLOAT &&
-        !dtype_is_half((weftDataType_t)tensor->type))
-        FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has data type %s. Use DOUBLE, FLOAT, HALF or BFLOAT16.",
-             descriptor_label(op), key, dtype_of((weftDataType_t)tensor->type)->name);
-    return WEFT_STATUS_SUCCESS;
-}
-
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct causal_conv_op *op = (const struct causal_conv_op *)descriptor;
     const struct tensor *tensors[] = {op->x, op->weight, op->bias, op->y, op->dy, op->dx, op->dweight, op->dbias};
     static const char *const keys[] = {"x", "weight", "bias", "y", "dy", "dx", "dweight", "dbias"};
     for (int i = 0; i < 8; i++)
-        TRY(check_type(descriptor, keys[i], tensors[i]));
+        TRY(check_float(descriptor, keys[i], tensors[i]));
     if (op->activation != WEFT_POINTWISE_IDENTITY && op->activation != WEFT_POINTWISE_SWISH_FWD)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: activation is %s. Use IDENTITY or SWISH_FWD (SiLU).",
              descriptor_label(descriptor), pointwise_find_mode(op->activation)->method);

@@ -32,7 +32,8 @@ static const char *mode_name(int mode) {
 /* Lengths are fractions, as in cuDNN: an image enlarged by 3/2 has a stride of 2/3. */
 static const struct row parameter_rows[] = {
     VALUE_ROW(WEFT_TYPE_RESAMPLE_MODE, struct resample, mode, WEFT_ATTR_RESAMPLE_MODE, "mode",
-              .initial = WEFT_RESAMPLE_NEAREST, .doc = "reduction of a window: weftResampleMode_t"),
+              .initial = WEFT_RESAMPLE_NEAREST, .least = WEFT_RESAMPLE_NEAREST,
+              .most = WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING, .doc = "reduction of a window: weftResampleMode_t"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct resample, math, WEFT_ATTR_RESAMPLE_COMP_TYPE, "compute_data_type",
               .doc = "compute type"),
     VALUE_ROW(WEFT_TYPE_INT64, struct resample, spatial, WEFT_ATTR_RESAMPLE_SPATIAL_DIMS, "spatial_dims", .least = 1,
@@ -53,7 +54,7 @@ static const struct row parameter_rows[] = {
               "nan_propagation", .initial = WEFT_PROPAGATE_NAN,
               .doc = "whether the maximum of a window with a NaN is NaN"),
     VALUE_ROW(WEFT_TYPE_PADDING_MODE, struct resample, padding_mode, WEFT_ATTR_RESAMPLE_PADDING_MODE, "padding_mode",
-              .initial = PADDING_BY_MODE,
+              .initial = PADDING_BY_MODE, .least = WEFT_ZERO_PAD, .most = WEFT_EDGE_VAL_PAD,
               .doc = "values outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL, EDGE_VAL_PAD for NEAREST "
                      "and BILINEAR"),
     VALUE_ROW(WEFT_TYPE_INT64, struct resample, dilation, WEFT_ATTR_RESAMPLE_DILATIONS_EXT, "dilation",

@@ -80,6 +80,10 @@ _EXAMPLES: dict[str, Callable[[_Example], Any]] = {
     "resample_backward": lambda e: e.g.resample_backward(
         e.t(4, 16, 4, 4), input=e.t(*FULL), window=[2, 2], stride=[2, 2]
     ).set_dim(FULL),
+    "grid_sample": lambda e: e.g.grid_sample(e.t(*FULL), e.t(4, 6, 6, 2)),
+    "grid_sample_backward": lambda e: e.g.grid_sample_backward(e.t(4, 16, 6, 6), e.t(*FULL), e.t(4, 6, 6, 2)),
+    "affine_grid": lambda e: e.g.affine_grid(e.t(4, 2, 3), [6, 6]),
+    "affine_grid_backward": lambda e: e.g.affine_grid_backward(e.t(4, 6, 6, 2)),
     "layernorm": lambda e: e.g.layernorm(TRAINING, e.t(*FULL), e.t(*LAST), e.t(*LAST), 1e-5),
     "adalayernorm": lambda e: e.g.adalayernorm(TRAINING, e.t(*FULL), e.t(4, 1, 1, 8), e.t(4, 1, 1, 8), 1e-5),
     "instancenorm": lambda e: e.g.instancenorm(TRAINING, e.t(*FULL), e.t(*CHANNEL), e.t(*CHANNEL), 1e-5),
