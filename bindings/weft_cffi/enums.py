@@ -370,6 +370,14 @@ class descriptor_type(IntEnum):
     """Elements or slices of a tensor, selected by indices along one dimension."""
     OPERATION_SCATTER_ADD_DESCRIPTOR_EXT = 10025
     """Adds elements or slices at indices along one dimension: the gradient of a gather."""
+    OPERATION_GRID_SAMPLE_FWD_DESCRIPTOR_EXT = 10040
+    """Images at the positions of a grid."""
+    OPERATION_GRID_SAMPLE_BWD_DESCRIPTOR_EXT = 10041
+    """Gradients of the images and of the grid."""
+    OPERATION_AFFINE_GRID_FWD_DESCRIPTOR_EXT = 10042
+    """Grids of positions under affine transformations."""
+    OPERATION_AFFINE_GRID_BWD_DESCRIPTOR_EXT = 10043
+    """Gradients of the transformations."""
     OPERATION_RECURRENCE_FWD_DESCRIPTOR_EXT = 10061
     """The steps of one layer and direction of a recurrent network."""
     OPERATION_RECURRENCE_BWD_DESCRIPTOR_EXT = 10062
@@ -1256,6 +1264,58 @@ class attribute_name(IntEnum):
     """DOUBLE: largest cell state of LSTM; default 0, which is not to clip."""
     OPERATION_RECURRENCE_BWD_COMP_TYPE_EXT = 10641
     """DATA_TYPE: type of sums; default FLOAT."""
+    OPERATION_GRID_SAMPLE_FWD_XDESC_EXT = 10500
+    """TENSOR descriptor: images, [N, C, x..]."""
+    OPERATION_GRID_SAMPLE_FWD_GRID_DESC_EXT = 10501
+    """TENSOR descriptor: positions, the last dimension first, [N, y.., S]."""
+    OPERATION_GRID_SAMPLE_FWD_YDESC_EXT = 10502
+    """TENSOR descriptor: result, [N, C, y..]."""
+    OPERATION_GRID_SAMPLE_FWD_MODE_EXT = 10503
+    """RESAMPLE_MODE: NEAREST, BILINEAR or BICUBIC_EXT; default BILINEAR."""
+    OPERATION_GRID_SAMPLE_FWD_PADDING_MODE_EXT = 10504
+    """PADDING_MODE: elements outside of x, ZERO_PAD, EDGE_VAL_PAD or REFLECTION_PAD_EXT; default ZERO_PAD."""
+    OPERATION_GRID_SAMPLE_FWD_ALIGN_CORNERS_EXT = 10505
+    """BOOLEAN: whether -1 and 1 are the centers of the first and last element; default false: their outer
+    edges."""
+    OPERATION_GRID_SAMPLE_FWD_COMP_TYPE_EXT = 10506
+    """DATA_TYPE: type of positions, weights and sums; default FLOAT."""
+    OPERATION_GRID_SAMPLE_BWD_DYDESC_EXT = 10510
+    """TENSOR descriptor: gradient of the result, [N, C, y..]."""
+    OPERATION_GRID_SAMPLE_BWD_XDESC_EXT = 10511
+    """TENSOR descriptor: images of the forward pass, [N, C, x..]."""
+    OPERATION_GRID_SAMPLE_BWD_GRID_DESC_EXT = 10512
+    """TENSOR descriptor: positions of the forward pass, [N, y.., S]."""
+    OPERATION_GRID_SAMPLE_BWD_DXDESC_EXT = 10513
+    """TENSOR descriptor, optional: output, gradient of x, [N, C, x..]."""
+    OPERATION_GRID_SAMPLE_BWD_DGRID_DESC_EXT = 10514
+    """TENSOR descriptor, optional: output, gradient of the grid, [N, y.., S]."""
+    OPERATION_GRID_SAMPLE_BWD_MODE_EXT = 10515
+    """RESAMPLE_MODE: as in the forward pass; default BILINEAR."""
+    OPERATION_GRID_SAMPLE_BWD_PADDING_MODE_EXT = 10516
+    """PADDING_MODE: as in the forward pass; default ZERO_PAD."""
+    OPERATION_GRID_SAMPLE_BWD_ALIGN_CORNERS_EXT = 10517
+    """BOOLEAN: as in the forward pass; default false."""
+    OPERATION_GRID_SAMPLE_BWD_COMP_TYPE_EXT = 10518
+    """DATA_TYPE: type of positions, weights and sums; default FLOAT."""
+    OPERATION_AFFINE_GRID_FWD_THETA_DESC_EXT = 10530
+    """TENSOR descriptor: transformations, [N, S, S + 1]."""
+    OPERATION_AFFINE_GRID_FWD_GRID_DESC_EXT = 10531
+    """TENSOR descriptor: result, [N, y.., S]."""
+    OPERATION_AFFINE_GRID_FWD_SIZE_EXT = 10532
+    """INT64[S], optional: extents y.. of the grid, unless the result's dims are set."""
+    OPERATION_AFFINE_GRID_FWD_ALIGN_CORNERS_EXT = 10533
+    """BOOLEAN: whether -1 and 1 are the centers of the first and last element; default false: their outer
+    edges."""
+    OPERATION_AFFINE_GRID_FWD_COMP_TYPE_EXT = 10534
+    """DATA_TYPE: type of positions and sums; default FLOAT."""
+    OPERATION_AFFINE_GRID_BWD_DGRID_DESC_EXT = 10540
+    """TENSOR descriptor: gradient of the grid, [N, y.., S]."""
+    OPERATION_AFFINE_GRID_BWD_DTHETA_DESC_EXT = 10541
+    """TENSOR descriptor: output, gradient of the transformations, [N, S, S + 1]."""
+    OPERATION_AFFINE_GRID_BWD_ALIGN_CORNERS_EXT = 10542
+    """BOOLEAN: as in the forward pass; default false."""
+    OPERATION_AFFINE_GRID_BWD_COMP_TYPE_EXT = 10543
+    """DATA_TYPE: type of positions and sums; default FLOAT."""
     OPERATION_LOGSUMEXP_XDESC_EXT = 10400
     """TENSOR descriptor: input."""
     OPERATION_LOGSUMEXP_YDESC_EXT = 10401
@@ -1701,6 +1761,8 @@ class resample_mode(IntEnum):
     """Mean of the window without padding."""
     MAXPOOL = 3
     """Largest element of the window."""
+    BICUBIC_EXT = 10000
+    """Cubic interpolation of four elements per dimension; only of grid samples."""
 
 
 class padding_mode(IntEnum):
@@ -1712,6 +1774,8 @@ class padding_mode(IntEnum):
     """The lowest value of the data type, so that a maximum never selects padding."""
     EDGE_VAL_PAD = 2
     """The nearest element at the edge."""
+    REFLECTION_PAD_EXT = 10000
+    """The elements mirrored at the edges; only of grid samples."""
 
 
 class nan_propagation(IntEnum):

@@ -210,6 +210,8 @@ enum class ResampleMode_t : int {
     AVGPOOL_EXCLUDE_PADDING = 4,
     /** Largest element of the window. */
     MAXPOOL = 3,
+    /** Cubic interpolation of four elements per dimension; only of grid samples. */
+    BICUBIC_EXT = 10000,
     /** Not set: the default. */
     NOT_SET = -1,
 };
@@ -221,6 +223,8 @@ enum class PaddingMode_t : int {
     NEG_INF_PAD = 1,
     /** The nearest element at the edge. */
     EDGE_VAL_PAD = 2,
+    /** The elements mirrored at the edges; only of grid samples. */
+    REFLECTION_PAD_EXT = 10000,
     /** Not set: the default. */
     NOT_SET = -1,
 };
@@ -1208,6 +1212,98 @@ class Resample_backward_attributes : public detail::Attributes<Resample_backward
     }
     std::vector<std::int64_t> get_dilation() const {
         return this->template get_list<std::int64_t>(WEFT_ATTR_RESAMPLE_DILATIONS_EXT);
+    }
+};
+/** Attributes of grid_sample: images at the positions of a grid, between their elements. */
+class Grid_sample_attributes : public detail::Attributes<Grid_sample_attributes> {
+  public:
+    /** interpolation: NEAREST, BILINEAR, or in 2-D BICUBIC_EXT */
+    Grid_sample_attributes &set_mode(ResampleMode_t values) {
+        this->put(WEFT_ATTR_OPERATION_GRID_SAMPLE_FWD_MODE_EXT, WEFT_TYPE_RESAMPLE_MODE, values);
+        return this->self();
+    }
+    ResampleMode_t get_mode() const {
+        return this->template get_value<ResampleMode_t>(WEFT_ATTR_OPERATION_GRID_SAMPLE_FWD_MODE_EXT)
+            .value_or(ResampleMode_t::NOT_SET);
+    }
+    /** elements outside of x: ZERO_PAD, EDGE_VAL_PAD or REFLECTION_PAD_EXT */
+    Grid_sample_attributes &set_padding_mode(PaddingMode_t values) {
+        this->put(WEFT_ATTR_OPERATION_GRID_SAMPLE_FWD_PADDING_MODE_EXT, WEFT_TYPE_PADDING_MODE, values);
+        return this->self();
+    }
+    PaddingMode_t get_padding_mode() const {
+        return this->template get_value<PaddingMode_t>(WEFT_ATTR_OPERATION_GRID_SAMPLE_FWD_PADDING_MODE_EXT)
+            .value_or(PaddingMode_t::NOT_SET);
+    }
+    /** whether -1 and 1 are the centers of the first and last element; otherwise their outer edges */
+    Grid_sample_attributes &set_align_corners(bool values) {
+        this->put(WEFT_ATTR_OPERATION_GRID_SAMPLE_FWD_ALIGN_CORNERS_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_align_corners() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_GRID_SAMPLE_FWD_ALIGN_CORNERS_EXT).value_or(false);
+    }
+};
+/** Attributes of grid_sample_backward: gradients of grid_sample. */
+class Grid_sample_backward_attributes : public detail::Attributes<Grid_sample_backward_attributes> {
+  public:
+    /** interpolation: NEAREST, BILINEAR, or in 2-D BICUBIC_EXT */
+    Grid_sample_backward_attributes &set_mode(ResampleMode_t values) {
+        this->put(WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_MODE_EXT, WEFT_TYPE_RESAMPLE_MODE, values);
+        return this->self();
+    }
+    ResampleMode_t get_mode() const {
+        return this->template get_value<ResampleMode_t>(WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_MODE_EXT)
+            .value_or(ResampleMode_t::NOT_SET);
+    }
+    /** elements outside of x: ZERO_PAD, EDGE_VAL_PAD or REFLECTION_PAD_EXT */
+    Grid_sample_backward_attributes &set_padding_mode(PaddingMode_t values) {
+        this->put(WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_PADDING_MODE_EXT, WEFT_TYPE_PADDING_MODE, values);
+        return this->self();
+    }
+    PaddingMode_t get_padding_mode() const {
+        return this->template get_value<PaddingMode_t>(WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_PADDING_MODE_EXT)
+            .value_or(PaddingMode_t::NOT_SET);
+    }
+    /** whether -1 and 1 are the centers of the first and last element; otherwise their outer edges */
+    Grid_sample_backward_attributes &set_align_corners(bool values) {
+        this->put(WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_ALIGN_CORNERS_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_align_corners() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_ALIGN_CORNERS_EXT).value_or(false);
+    }
+};
+/** Attributes of affine_grid: positions under affine transformations, for grid_sample. */
+class Affine_grid_attributes : public detail::Attributes<Affine_grid_attributes> {
+  public:
+    /** extents y.. of the grid; unset: those of its dims */
+    Affine_grid_attributes &set_size(const std::vector<std::int64_t> &values) {
+        this->put(WEFT_ATTR_OPERATION_AFFINE_GRID_FWD_SIZE_EXT, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::vector<std::int64_t> get_size() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_OPERATION_AFFINE_GRID_FWD_SIZE_EXT);
+    }
+    /** whether -1 and 1 are the centers of the first and last element; otherwise their outer edges */
+    Affine_grid_attributes &set_align_corners(bool values) {
+        this->put(WEFT_ATTR_OPERATION_AFFINE_GRID_FWD_ALIGN_CORNERS_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_align_corners() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_AFFINE_GRID_FWD_ALIGN_CORNERS_EXT).value_or(false);
+    }
+};
+/** Attributes of affine_grid_backward: gradient of affine_grid, with at(o, S) = 1. */
+class Affine_grid_backward_attributes : public detail::Attributes<Affine_grid_backward_attributes> {
+  public:
+    /** whether -1 and 1 are the centers of the first and last element; otherwise their outer edges */
+    Affine_grid_backward_attributes &set_align_corners(bool values) {
+        this->put(WEFT_ATTR_OPERATION_AFFINE_GRID_BWD_ALIGN_CORNERS_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_align_corners() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_AFFINE_GRID_BWD_ALIGN_CORNERS_EXT).value_or(false);
     }
 };
 /** Attributes of layernorm: norm over the dimensions that the scale covers. */
@@ -3048,6 +3144,43 @@ class Operations : public Recorder {
             record("resample_backward", WEFT_BACKEND_OPERATION_RESAMPLE_BWD_DESCRIPTOR, attributes,
                    WEFT_ATTR_RESAMPLE_COMP_TYPE, {{WEFT_ATTR_OPERATION_RESAMPLE_BWD_DYDESC, "loss", loss, true}},
                    {{WEFT_ATTR_OPERATION_RESAMPLE_BWD_DXDESC, "DX", false, true, true}});
+        return made[0];
+    }
+    /** images at the positions of a grid, between their elements. Returns y. */
+    Tensor grid_sample(const Operand &input, const Operand &grid, graph::Grid_sample_attributes attributes = {}) {
+        auto made = record("grid_sample", WEFT_BACKEND_OPERATION_GRID_SAMPLE_FWD_DESCRIPTOR_EXT, attributes,
+                           WEFT_ATTR_OPERATION_GRID_SAMPLE_FWD_COMP_TYPE_EXT,
+                           {{WEFT_ATTR_OPERATION_GRID_SAMPLE_FWD_XDESC_EXT, "input", input, true},
+                            {WEFT_ATTR_OPERATION_GRID_SAMPLE_FWD_GRID_DESC_EXT, "grid", grid, true}},
+                           {{WEFT_ATTR_OPERATION_GRID_SAMPLE_FWD_YDESC_EXT, "Y", false, true, true}});
+        return made[0];
+    }
+    /** gradients of grid_sample. Returns dx, dgrid. */
+    std::array<Tensor, 2> grid_sample_backward(const Operand &loss, const Operand &input, const Operand &grid,
+                                               graph::Grid_sample_backward_attributes attributes = {}) {
+        auto made = record("grid_sample_backward", WEFT_BACKEND_OPERATION_GRID_SAMPLE_BWD_DESCRIPTOR_EXT, attributes,
+                           WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_COMP_TYPE_EXT,
+                           {{WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_DYDESC_EXT, "loss", loss, true},
+                            {WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_XDESC_EXT, "input", input, true},
+                            {WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_GRID_DESC_EXT, "grid", grid, true}},
+                           {{WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_DXDESC_EXT, "DX", false, true, false},
+                            {WEFT_ATTR_OPERATION_GRID_SAMPLE_BWD_DGRID_DESC_EXT, "DGRID", false, true, false}});
+        return to_array<2>(made);
+    }
+    /** positions under affine transformations, for grid_sample. Returns grid. */
+    Tensor affine_grid(const Operand &theta, graph::Affine_grid_attributes attributes = {}) {
+        auto made = record("affine_grid", WEFT_BACKEND_OPERATION_AFFINE_GRID_FWD_DESCRIPTOR_EXT, attributes,
+                           WEFT_ATTR_OPERATION_AFFINE_GRID_FWD_COMP_TYPE_EXT,
+                           {{WEFT_ATTR_OPERATION_AFFINE_GRID_FWD_THETA_DESC_EXT, "theta", theta, true}},
+                           {{WEFT_ATTR_OPERATION_AFFINE_GRID_FWD_GRID_DESC_EXT, "GRID", false, true, true}});
+        return made[0];
+    }
+    /** gradient of affine_grid, with at(o, S) = 1. Returns dtheta. */
+    Tensor affine_grid_backward(const Operand &loss, graph::Affine_grid_backward_attributes attributes = {}) {
+        auto made = record("affine_grid_backward", WEFT_BACKEND_OPERATION_AFFINE_GRID_BWD_DESCRIPTOR_EXT, attributes,
+                           WEFT_ATTR_OPERATION_AFFINE_GRID_BWD_COMP_TYPE_EXT,
+                           {{WEFT_ATTR_OPERATION_AFFINE_GRID_BWD_DGRID_DESC_EXT, "loss", loss, true}},
+                           {{WEFT_ATTR_OPERATION_AFFINE_GRID_BWD_DTHETA_DESC_EXT, "DTHETA", false, true, true}});
         return made[0];
     }
     /** norm over the dimensions that the scale covers. Returns y, mean, inv_variance. */

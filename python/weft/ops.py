@@ -3162,6 +3162,215 @@ class Ops:
         )
         return outputs[0]
 
+    def grid_sample(
+        self,
+        input: Operand,
+        grid: Operand,
+        mode: enums.resample_mode | str = enums.resample_mode.BILINEAR,
+        padding_mode: enums.padding_mode | str = enums.padding_mode.ZERO_PAD,
+        align_corners: bool = False,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Images at the positions of a grid, between their elements.
+
+            y[n,c,o] = sum_t weight(grid[n,o], t) * x[n, c, index(grid[n,o], t)]
+
+        Args:
+            input: images, [N, C, x..].
+            grid: positions: a coordinate per spatial dimension, the last dimension of x first; -1 to 1 is the
+                image, [N, y.., S].
+            mode: interpolation: NEAREST, BILINEAR, or in 2-D BICUBIC_EXT; default BILINEAR.
+            padding_mode: elements outside of x: ZERO_PAD, EDGE_VAL_PAD or REFLECTION_PAD_EXT; default
+                ZERO_PAD.
+            align_corners: whether -1 and 1 are the centers of the first and last element; otherwise their
+                outer edges; default False.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            y: result, [N, C, y..].
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of x; virtual results have the compute
+                type, or DOUBLE.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x = np.float32([[[[1, 2], [3, 4]]]])
+        >>> y = g.grid_sample(x, np.float32([[[[-1, -1], [0, 0], [1, 0]]]]), align_corners=True)  # x, then y
+        >>> g()
+        array([[[[1. , 2.5, 3. ]]]], dtype=float32)
+        """
+        values = {
+            "x": input,
+            "grid": grid,
+            "mode": mode,
+            "padding_mode": padding_mode,
+            "align_corners": align_corners,
+        }
+        results = ("y",)
+        outputs = self._operation("grid_sample", "grid_sample", values, results, compute_data_type, name)
+        return outputs[0]
+
+    def grid_sample_backward(
+        self,
+        loss: Operand,
+        input: Operand,
+        grid: Operand,
+        mode: enums.resample_mode | str = enums.resample_mode.BILINEAR,
+        padding_mode: enums.padding_mode | str = enums.padding_mode.ZERO_PAD,
+        align_corners: bool = False,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> tuple[Tensor | Any, Tensor | Any]:
+        """Gradients of grid_sample.
+
+            dx[n,c,i] = sum of dy[n,c,o] * weight(t) over taps with index(t) = i, dgrid[n,o,d] = sum_{c,t}
+                dy[n,c,o] * x[n, c, index(t)] * dweight(t)/dgrid[n,o,d]
+
+        Args:
+            loss: gradient of the result, [N, C, y..].
+            input: images, [N, C, x..].
+            grid: positions, as in the forward pass, [N, y.., S].
+            mode: interpolation: NEAREST, BILINEAR, or in 2-D BICUBIC_EXT; default BILINEAR.
+            padding_mode: elements outside of x: ZERO_PAD, EDGE_VAL_PAD or REFLECTION_PAD_EXT; default
+                ZERO_PAD.
+            align_corners: whether -1 and 1 are the centers of the first and last element; otherwise their
+                outer edges; default False.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            dx: gradient of the images, [N, C, x..]; None if not computed.
+            dgrid: gradient of the grid, [N, y.., S]; None if not computed.
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: each gradient the type of its tensor; virtual
+                results have the compute type, or DOUBLE.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> loss, x = np.float32([[[[8]]]]), np.float32([[[[1, 2], [3, 4]]]])
+        >>> dx, dgrid = g.grid_sample_backward(loss, x, np.float32([[[[0, 0]]]]), align_corners=True)
+        >>> g()
+        (array([[[[2., 2.],
+                 [2., 2.]]]], dtype=float32), array([[[[4., 8.]]]], dtype=float32))
+        """
+        values = {
+            "dy": loss,
+            "x": input,
+            "grid": grid,
+            "mode": mode,
+            "padding_mode": padding_mode,
+            "align_corners": align_corners,
+        }
+        results = ("dx", "dgrid")
+        outputs = self._operation(
+            "grid_sample_backward", "grid_sample_backward", values, results, compute_data_type, name
+        )
+        return outputs[0], outputs[1]
+
+    def affine_grid(
+        self,
+        theta: Operand,
+        size: Sequence[int] = (),
+        align_corners: bool = False,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Positions under affine transformations, for grid_sample.
+
+            grid[n,o,i] = theta[n,i,S] + sum_j theta[n,i,j] * at(o, j)
+
+        Args:
+            theta: transformations of (last, .., first, 1), [N, S, S + 1].
+            size: extents y.. of the grid; unset: those of its dims.
+            align_corners: whether -1 and 1 are the centers of the first and last element; otherwise their
+                outer edges; default False.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            grid: positions, [N, y.., S].
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of theta; virtual results have the
+                compute type, or DOUBLE.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> theta = np.float32([[[2, 0, 1], [0, 1, 0]]])  # twice as wide, and moved
+        >>> grid = g.affine_grid(theta, [1, 3], align_corners=True)
+        >>> g()
+        array([[[[-1.,  0.],
+                 [ 1.,  0.],
+                 [ 3.,  0.]]]], dtype=float32)
+        """
+        values = {
+            "theta": theta,
+            "size": size,
+            "align_corners": align_corners,
+        }
+        results = ("grid",)
+        outputs = self._operation("affine_grid", "affine_grid", values, results, compute_data_type, name)
+        return outputs[0]
+
+    def affine_grid_backward(
+        self,
+        loss: Operand,
+        align_corners: bool = False,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Gradient of affine_grid, with at(o, S) = 1.
+
+            dtheta[n,i,j] = sum_o dgrid[n,o,i] * at(o, j)
+
+        Args:
+            loss: gradient of the grid, [N, y.., S].
+            align_corners: whether -1 and 1 are the centers of the first and last element; otherwise their
+                outer edges; default False.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            dtheta: gradient of the transformations, [N, S, S + 1].
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of loss; virtual results have the
+                compute type, or DOUBLE.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> loss = np.float32([[[[1, 0], [0, 1], [2, 0]]]])  # of a grid of 1 x 3 positions
+        >>> dtheta = g.affine_grid_backward(loss, align_corners=True)
+        >>> g()
+        array([[[1., 0., 3.],
+                [0., 0., 1.]]], dtype=float32)
+        """
+        values = {
+            "dgrid": loss,
+            "align_corners": align_corners,
+        }
+        results = ("dtheta",)
+        outputs = self._operation(
+            "affine_grid_backward", "affine_grid_backward", values, results, compute_data_type, name
+        )
+        return outputs[0]
+
     def layernorm(
         self,
         norm_forward_phase: enums.norm_forward_phase | str,
