@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) grid_largest(const __grid_
             for (int e = 0; e < RUN; e++) {
                 const bits_t bits = bits_of(fabs(as<real>::of(given.at[e])));
                 largest = bits < bits_of(power_of_two(sizeof(real) == 8 ? 1024 : 128, (real)0)) ? max(largest, bits)
-                                                                                                 : largest;
+                                                                                                : largest;
             }
         }
     }

@@ -8,7 +8,8 @@
 extern "C" __global__ void __launch_bounds__(THREADS) grid_sample_dgrid(const __grid_constant__ arguments p) {
     const int lane = threadIdx.x % LANES;
     /* All lanes of a warp take part in shuffles: those past the last position compute it again. */
-    for (i64 first = (i64)blockIdx.x * (THREADS / LANES); first < p.items; first += (i64)gridDim.x * (THREADS / LANES)) {
+    for (i64 first = (i64)blockIdx.x * (THREADS / LANES); first < p.items;
+         first += (i64)gridDim.x * (THREADS / LANES)) {
         const i64 item = min(first + threadIdx.x / LANES, p.items - 1);
         i64 rest = item;
         place of;

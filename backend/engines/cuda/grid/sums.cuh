@@ -30,9 +30,7 @@ struct scale {
     }
 };
 
-template <class P> DEVICE scale scale_of(const P &p) {
-    return scale(number_of(*(const bits_t *)p.largest), p.room);
-}
+template <class P> DEVICE scale scale_of(const P &p) { return scale(number_of(*(const bits_t *)p.largest), p.room); }
 
 /* Adds a contribution to an element. */
 template <class P> DEVICE void add(const P &p, i64 at, real x, const scale &by) {
