@@ -1,4 +1,4 @@
-/* affine_grid: grid[n,o,i] = theta[n,i,S] + sum over j of theta[n,i,j] * at(o, j)                 any float types, any chip
+/* affine_grid: grid[n,o,i] = theta[n,i,S] + sum over j of theta[n,i,j] * at(o, j)     any float types, any chip
    Tile      a thread computes one position
    Params    THREADS theta_t grid_t and those of affine_positions.cuh */
 #include "grid/affine_positions.cuh"

@@ -1,4 +1,4 @@
-/* affine_grid_bwd: the sums over o of dgrid[n,o,i] * at(o, j), of a part of the positions         any float types, any chip
+/* affine_grid_bwd: the sums over o of dgrid[n,o,i] * at(o, j), of a part of the positions  any float types, any chip
    Tile      a block adds up one part of one grid: threads step through its positions, then warps and the block join
              their sums
    Order     fixed, also in affine_combine.cuh: every run gives the same bits

@@ -1,4 +1,4 @@
-/* affine_combine: adds the sums of parts, from the first to the last, and stores dtheta                          any chip
+/* affine_combine: adds the sums of parts, from the first to the last, and stores dtheta     any chip
    Tile      a thread computes one element
    Params    THREADS SPATIAL real theta_t */
 

@@ -1,4 +1,4 @@
-/* grid_clear: sets words of scratch memory to 0                                                                  any chip
+/* grid_clear: sets words of scratch memory to 0     any chip
    Params    THREADS */
 
 extern "C" __global__ void __launch_bounds__(THREADS) grid_clear(const __grid_constant__ arguments p) {

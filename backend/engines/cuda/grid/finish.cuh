@@ -1,4 +1,4 @@
-/* grid_finish: rounds the sums of dx to its type                                                 any float types, any chip
+/* grid_finish: rounds the sums of dx to its type     any float types, any chip
    Tile      a thread stores one element; adjacent threads have adjacent sums
    Params    THREADS dx_t CHANNELS_LAST SPATIAL IS_WIDE and those of sums.cuh */
 #include "grid/taps.cuh"

@@ -1,4 +1,4 @@
-/* grid_largest: the largest finite |dy|                                                          any float types, any chip
+/* grid_largest: the largest finite |dy|     any float types, any chip
    Tile      a thread reads some elements; blocks join their results by an atomic maximum, whose order does not matter
    Params    THREADS y_t and those of taps.cuh and sums.cuh */
 #include "grid/taps.cuh"

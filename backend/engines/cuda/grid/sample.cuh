@@ -1,4 +1,4 @@
-/* grid_sample: y[n,c,o] = sum over taps of weight * x[n,c,index]                                  any float types, any chip
+/* grid_sample: y[n,c,o] = sum over taps of weight * x[n,c,index]     any float types, any chip
    Tile      a thread computes some channels of one position, RUN adjacent ones per access: of adjacent positions, or of
              adjacent channels if these are adjacent in memory
    Params    THREADS x_t y_t and those of taps.cuh */

@@ -1,8 +1,8 @@
 /* sums: the elements of dx while all positions add to them, in scratch memory and in any order
-   Formula   IN_ANY_ORDER: floating-point numbers, so that two runs may differ by rounding. Otherwise integers, whose sum
-             does not depend on the order: multiples of 2^-exponent, as small as the sum of all contributions allows;
-             for doubles, a second integer has the digits after them. Infinities and NaN are kept apart, two bits per
-             element
+   Formula   IN_ANY_ORDER: floating-point numbers, so that two runs may differ by rounding. Otherwise integers, the sum
+             of which does not depend on the order: multiples of 2^-exponent, as small as the sum of all contributions
+             allows; for doubles, a second integer has the digits after them. Infinities and NaN are kept apart, two
+             bits per element
    Params    IN_ANY_ORDER real, and the arguments of emit_sums() in grid.c */
 
 constexpr int LIMBS = sizeof(real) == 8 ? 2 : 1;
