@@ -10,7 +10,7 @@ import torch
 
 from weft.enums import padding_mode, resample_mode
 from weft.torch.ops import OPERATORS, differentiable, operator
-from weft.torch.plans import Drawing
+from weft.torch.plans import GraphBuilder
 
 aten = torch.ops.aten
 
@@ -26,18 +26,18 @@ def _options(mode: int, padding: int, align: bool) -> dict[str, Any]:
 # ---- Samples ----
 
 
-def _sample(d: Drawing, x: Any, grid: Any, mode: int, padding: int, align: bool) -> None:
-    d.write(0, d.graph.grid_sample(d.read(x), d.read(grid), **_options(mode, padding, align)))
+def _sample(gb: GraphBuilder, x: Any, grid: Any, mode: int, padding: int, align: bool) -> None:
+    gb.write(0, gb.graph.grid_sample(gb.read(x), gb.read(grid), **_options(mode, padding, align)))
 
 
 def _sample_backward(
-    d: Drawing, dy: Any, x: Any, grid: Any, mode: int, padding: int, align: bool, wanted: Sequence[bool]
+    gb: GraphBuilder, dy: Any, x: Any, grid: Any, mode: int, padding: int, align: bool, wanted: Sequence[bool]
 ) -> None:
-    operands = d.read(dy), d.read(x), d.read(grid)
-    gradients = d.graph.grid_sample_backward(*operands, **_options(mode, padding, align))
+    operands = gb.read(dy), gb.read(x), gb.read(grid)
+    gradients = gb.graph.grid_sample_backward(*operands, **_options(mode, padding, align))
     for i, (gradient, is_wanted) in enumerate(zip(gradients, wanted, strict=True)):
         if is_wanted:
-            d.write(i, gradient)
+            gb.write(i, gradient)
         else:
             gradient.set_output(False)
 
@@ -84,8 +84,8 @@ for _rank in (2, 3):
 
 
 @operator("affine_grid_generator", aten.affine_grid_generator.default)
-def _affine_grid(d: Drawing, theta: Any, size: Sequence[int], align: bool) -> None:
-    d.write(0, d.graph.affine_grid(d.read(theta), list(size[2:]), align_corners=align))
+def _affine_grid(gb: GraphBuilder, theta: Any, size: Sequence[int], align: bool) -> None:
+    gb.write(0, gb.graph.affine_grid(gb.read(theta), list(size[2:]), align_corners=align))
 
 
 def _fake_theta(grad: Any, size: Sequence[int], _: bool) -> Any:
@@ -94,8 +94,8 @@ def _fake_theta(grad: Any, size: Sequence[int], _: bool) -> Any:
 
 
 @operator("affine_grid_generator_backward", aten.affine_grid_generator_backward.default, (), fake=_fake_theta)
-def _affine_grid_backward(d: Drawing, grad: Any, _: Sequence[int], align: bool) -> None:
-    d.write(0, d.graph.affine_grid_backward(d.read(grad), align_corners=align))
+def _affine_grid_backward(gb: GraphBuilder, grad: Any, _: Sequence[int], align: bool) -> None:
+    gb.write(0, gb.graph.affine_grid_backward(gb.read(grad), align_corners=align))
 
 
 def _keep_affine(ctx: Any, inputs: Any, output: Any) -> None:
