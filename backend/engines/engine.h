@@ -70,7 +70,9 @@ struct step {
     int64_t workspace_bytes;   /* scratch memory that run needs, aligned to 64 bytes */
     double seconds;            /* predicted */
     int used;                  /* relaxations, of those that the region allows */
-    const char *detail;        /* description of the kernel, such as "6x16 tiles, K panels of 384", or NULL */
+    int assumption_count;   /* the by-value scalars whose assumed numbers the step relies on, as values of the graph */
+    const int *assumptions; /* (graph/patterns/assumptions.h) */
+    const char *detail;     /* description of the kernel, such as "6x16 tiles, K panels of 384", or NULL */
 };
 
 /* A family's answer for a region that it accepts. */
@@ -137,6 +139,7 @@ struct engine {
     bool stores_narrow;
     bool parts_batch_norms;   /* channel sums are fused into products, so splitting batch norms may be cheaper */
     bool takes_any_alignment; /* kernels require only element alignment */
+    bool assumes_numbers;     /* plans assume the usual numbers of by-value scalars */
     bool is_fallback;         /* offered by heuristics mode FALLBACK */
     /* Compiles the kernels of a plan's steps, several at a time. Reuses code from `aot_codes` (may be NULL) if it
        matches a kernel. NULL: nothing to compile. */

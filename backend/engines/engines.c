@@ -47,9 +47,9 @@ static const weftBackendBehaviorNote_t cuda_behavior_notes[] = {WEFT_BEHAVIOR_NO
 /* Fields shared by the GPU engines, which are one list of families and differ in what their requests allow. */
 #define OF_CUDA                                                                                                        \
     .device = WEFT_DEVICE_CUDA, .families = cuda_families, .behavior_notes = cuda_behavior_notes,                      \
-    .behavior_note_count = 1, .stores_narrow = true, .parts_batch_norms = true, .compile = cuda_compile,               \
-    .keeps = cuda_keeps, .code = cuda_code, .show = cuda_show, .load = cuda_load, .run = cuda_run,                     \
-    .release = cuda_release
+    .behavior_note_count = 1, .stores_narrow = true, .parts_batch_norms = true, .assumes_numbers = true,               \
+    .compile = cuda_compile, .keeps = cuda_keeps, .code = cuda_code, .show = cuda_show, .load = cuda_load,             \
+    .run = cuda_run, .release = cuda_release
 
 static const struct engine cuda_engine = {
     .name = "cuda",

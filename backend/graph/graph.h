@@ -43,6 +43,7 @@ struct graph {
     void *handle;
     struct list ops;
     int64_t engine_count; /* set by a higher layer, which knows the engines */
+    bool assumes_nothing; /* set by a higher layer: no by-value scalar is assumed to have its usual number */
     bool is_dynamic_shape_enabled, is_override_shape_enabled, is_same_topology;
     int32_t mode;
 

@@ -29,7 +29,9 @@ struct tensor {
     int32_t reordering;
     void *constant_address; /* as set by the user: address of the scalar's bytes */
     bool is_constant;
-    unsigned char constant[16]; /* the scalar's bytes */
+    unsigned char constant[16]; /* the scalar's bytes; of a by-value scalar, those that a plan assumes */
+    bool is_assumed;            /* by value, and assumed to have this number (graph/patterns/assumptions.h) */
+    bool is_relied_on;          /* is_assumed, and the graph was changed accordingly */
     struct tensor *ragged_offset;
     int64_t ragged_multiplier;
 };

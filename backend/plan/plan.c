@@ -8,6 +8,7 @@
 #include "graph/descriptor.h"
 #include "plan/alias_check.h"
 #include "plan/cuda_graph_cache.h"
+#include "plan/general_plan.h"
 #include "plan/index_check.h"
 #include "plan/save.h"
 
@@ -209,6 +210,7 @@ static weftStatus_t build(struct plan *plan) {
     TRY(list_slots(plan));
     TRY(alias_check_list(plan));
     TRY(index_check_list(plan));
+    TRY(general_plan_list(plan));
     TRY(write_tag(plan));
     TRY(plan_make_frame(plan)); /* last, so that a failed attempt leaves no frame of another size */
     trace(WEFT_SEV_INFO, "plan %s of %s: engine %s, %d step%s, %lld byte%s of workspace, predicted %.3g us",
@@ -300,6 +302,7 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
 static void release(struct descriptor *descriptor) {
     struct plan *plan = (struct plan *)descriptor;
     plan_free_overrides(plan);
+    general_plan_free(plan);
     plan_free_frame(plan);
     cuda_graph_cache_free(plan);
     release_steps(plan);

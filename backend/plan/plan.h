@@ -62,6 +62,9 @@ struct plan {
     _Atomic(void *) cached_graphs[CACHED_GRAPHS_MAX]; /* see cuda_graph_cache.c */
     pthread_mutex_t override_lock;
     struct plan_override *overrides; /* plans for overridden shapes, built on demand */
+    int assumption_count;            /* see general_plan.h */
+    int *assumptions;                /* values */
+    struct plan *general;            /* built on demand, under override_lock */
 };
 
 extern const struct schema plan_schema;
@@ -85,6 +88,10 @@ weftStatus_t plan_run_watched(struct plan *plan, const uint64_t *addresses, void
 
 /* plan_run with a variant pack: looks up the pointers, and plans again if shapes are overridden. */
 weftStatus_t plan_run_pack(struct plan *plan, const struct variant_pack *pack, weftStream_t stream);
+
+/* Builds a plan for a changed graph; otherwise it has the properties of `plan`. The caller releases it. */
+struct changes;
+weftStatus_t plan_change(struct plan **out, const struct plan *plan, const struct changes *changes);
 
 /* The plan for a variant pack: `plan` itself, or a plan for the overridden shapes. The caller releases it. */
 weftStatus_t plan_for_pack(struct plan **out, struct plan *plan, const struct variant_pack *pack);

@@ -5,6 +5,7 @@
 #include "graph/descriptor.h"
 #include "plan/alias_check.h"
 #include "plan/cuda_graph_cache.h"
+#include "plan/general_plan.h"
 #include "plan/index_check.h"
 
 #include <stdatomic.h>
@@ -199,7 +200,8 @@ static bool is_warm_up(const struct execution *execution, void *const *values) {
     return count >= TENSORS_MIN;
 }
 
-static weftStatus_t execute_with_frame(const struct execution *execution, struct frame *frame) {
+/* *is_unusual: nothing was executed, because by-value scalars have other numbers than the plan assumes. */
+static weftStatus_t execute_with_frame(bool *is_unusual, const struct execution *execution, struct frame *frame) {
     const struct draft *draft = &execution->plan->draft;
     void **values = frame->values;
     /* All checks come before the first step, so that a plan runs completely or not at all. */
@@ -215,6 +217,9 @@ static weftStatus_t execute_with_frame(const struct execution *execution, struct
         return WEFT_STATUS_SUCCESS;
     }
     TRY(alias_status);
+    *is_unusual = general_plan_is_needed(execution->plan, values);
+    if (*is_unusual)
+        return WEFT_STATUS_SUCCESS;
     TRY(check_workspace(execution->plan, execution->workspace, execution->workspace_bytes));
     set_memory(draft, values, execution->workspace);
     TRY(index_check_run(execution->plan, values, INDEX_CHECK_START, execution->stream));
@@ -231,7 +236,7 @@ static weftStatus_t execute_with_frame(const struct execution *execution, struct
 }
 
 /* The frame is returned even if a step fails. */
-static weftStatus_t execute(const struct execution *execution) {
+static weftStatus_t execute_once(bool *is_unusual, const struct execution *execution) {
     struct plan *plan = execution->plan;
     /* Not initialized: every entry that is read is set first. */
     void *stack_values[VALUES_ON_STACK];
@@ -240,10 +245,30 @@ static weftStatus_t execute(const struct execution *execution) {
         return fail_described_device(plan);
     if (!has_small_frame(plan))
         TRY(acquire_frame(&frame, plan));
-    weftStatus_t status = execute_with_frame(execution, frame);
+    weftStatus_t status = execute_with_frame(is_unusual, execution, frame);
     if (frame != &stack_frame)
         release_frame(plan, frame);
     return status;
+}
+
+/* Executes the plan that assumes no numbers, in memory of its own. */
+static weftStatus_t execute_general(const struct execution *execution) {
+    struct execution general = *execution;
+    bool is_unusual = false;
+    TRY(general_plan_get(&general.plan, execution->plan));
+    general.workspace_bytes = -1;
+    weftStatus_t status = general_plan_allocate(&general.workspace, general.plan, execution->stream);
+    if (!status)
+        status = execute_once(&is_unusual, &general);
+    general_plan_deallocate(general.workspace, general.plan, execution->stream);
+    descriptor_release(&general.plan->base);
+    return status;
+}
+
+static weftStatus_t execute(const struct execution *execution) {
+    bool is_unusual = false;
+    weftStatus_t status = execute_once(&is_unusual, execution);
+    return is_unusual ? execute_general(execution) : status;
 }
 
 /* The caller is responsible for the size of the workspace: -1 leaves it unchecked. */

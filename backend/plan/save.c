@@ -552,8 +552,10 @@ weftStatus_t graph_change(struct graph **changed, const struct graph *graph, con
     if (!status)
         status = load_graph(changed, &reader);
     /* The handle is not saved. */
-    if (!status)
+    if (!status) {
         (*changed)->handle = context_retain(graph->handle);
+        (*changed)->assumes_nothing = graph->assumes_nothing || changes->assumes_nothing;
+    }
     byte_writer_free(&writer);
     return status;
 }

@@ -19,6 +19,7 @@ struct changes {
     /* Tensors that get other dims and strides; the shapes of virtual tensors are inferred again. NULL: none. */
     const struct variant_pack *overrides;
     bool element_aligned; /* addresses of tensors are only aligned to their elements */
+    bool assumes_nothing; /* by-value scalars may have any number */
 };
 
 /* Rebuilds a graph with changes, for the same handle; the caller owns it. */

@@ -75,12 +75,12 @@ static weftStatus_t check_overrides(const struct plan *plan, const struct varian
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Builds the plan for overridden shapes from the original graph; the shapes of its results are inferred again. */
-static weftStatus_t plan_overridden(struct plan **out, const struct plan *plan, const struct variant_pack *pack) {
+/* Starts from the original graph; the shapes of its results are inferred again. */
+weftStatus_t plan_change(struct plan **out, const struct plan *plan, const struct changes *changes) {
     struct graph *graph = NULL;
     struct engine_config *config = NULL;
     struct descriptor *created = NULL;
-    weftStatus_t status = graph_change(&graph, plan->config->engine->graph, &(struct changes){.overrides = pack});
+    weftStatus_t status = graph_change(&graph, plan->config->engine->graph, changes);
     if (!status)
         status = config_for_graph(&config, plan->config, graph);
     if (!status)
@@ -92,7 +92,8 @@ static weftStatus_t plan_overridden(struct plan **out, const struct plan *plan, 
         if (plan->device_properties)
             ((struct plan *)created)->device_properties =
                 (struct device_properties *)descriptor_retain(&plan->device_properties->base);
-        ((struct plan *)created)->workspace_limit = plan->workspace_limit;
+        if (!changes->assumes_nothing) /* the workspace of a general plan is allocated */
+            ((struct plan *)created)->workspace_limit = plan->workspace_limit;
         ((struct plan *)created)->aot_codes = plan->aot_codes; /* only used by finalize */
         ((struct plan *)created)->cuda_graph = plan->cuda_graph;
         void *held = config;
@@ -106,7 +107,7 @@ static weftStatus_t plan_overridden(struct plan **out, const struct plan *plan, 
     descriptor_release(config ? &config->base : NULL);
     if (status) {
         descriptor_release(created);
-        return status_prefix(status, "overridden shapes: ");
+        return status;
     }
     *out = (struct plan *)created;
     return WEFT_STATUS_SUCCESS;
@@ -124,7 +125,9 @@ static weftStatus_t make_override(struct plan_override **out, const struct plan 
     /* The caller may release the pack, so the entry copies its key. Planning comes first, so that shapes that cannot be
        planned leave nothing to clean up. */
     struct list *lists[] = {&entry->uids, &entry->shapes, &entry->strides};
-    weftStatus_t status = plan_overridden(&entry->plan, plan, pack);
+    weftStatus_t status = plan_change(&entry->plan, plan, &(struct changes){.overrides = pack});
+    if (status)
+        status_prefix(status, "overridden shapes: ");
     for (int i = 0; i < 3 && !status; i++)
         status =
             arena_copy(&entry->arena, &lists[i]->items, lists[i]->items, (size_t)lists[i]->count * sizeof(int64_t));

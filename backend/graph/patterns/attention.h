@@ -50,6 +50,8 @@ struct attention_pattern {
     /* Backward pass. o.tensor is NULL if only the sums of the softmax gradient need O. */
     bool is_gradient, computes_o;        /* computes_o: O is computed by this pattern and is not an input */
     struct pattern_view d_o, dq, dk, dv; /* tensor is NULL if not read */
+    const struct tensor *stored_sums;    /* row sums of dO o that are computed outside, or NULL */
+    struct pattern_view dq_sums;         /* dQ as FLOAT, which is stored, too; tensor is NULL if it is not */
     const struct tensor *dbias;          /* NULL: none */
     const struct tensor *given_stats;    /* weights are exp(scores - given_stats); NULL if a softmax computes them */
     const struct tensor *d_modified;     /* the gradient of `modified`, which is the input of the modifier's backward
@@ -67,7 +69,13 @@ weftStatus_t attention_pattern_match(struct attention_pattern *match, const stru
    gradient follows that node, even if the rest does not match. */
 weftStatus_t attention_pattern_match_gradient(struct attention_pattern *match, const struct graph *graph, int node);
 
-/* Rewrites a match as a graph of an sdpa_fwd, an sdpa_bwd, or both in this order. outer[i] is the value of the whole
+/* True if a graph from a tensor of scores to another, both values of the graph, does nothing but hide scores outside of a
+   band along the diagonal. */
+bool attention_pattern_match_bounds(int64_t *left_bound, int64_t *right_bound, const struct graph *graph, int input,
+                                    int output);
+
+/* Rewrites a match as a graph of an sdpa_fwd, an sdpa_bwd, or both in this order, followed by a copy of dQ if its sums
+   are stored, too. outer[i] is the value of the whole
    graph that corresponds to value i of the new graph, or -1 for constants and for tensors that exist only between the
    two operations. */
 weftStatus_t attention_pattern_rewrite(struct graph **result, const int **outer,

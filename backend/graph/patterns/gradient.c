@@ -7,7 +7,6 @@
    because it must have the same scale, bias and masks. The rewrite is in rewrite.c. */
 #include "graph/ops/reshape.h"
 #include "graph/ops/softmax.h"
-#include "graph/ops/transpose.h"
 #include "graph/patterns/attention.h"
 #include "graph/patterns/match.h"
 
@@ -39,6 +38,7 @@ struct gradient {
     const struct tensor *ds;         /* gradient of the softmax's input */
     const struct tensor *result[3];  /* intermediate tensors between dp, weights, sums and ds */
     double dropout_scale;            /* scale factor of dropout in dp */
+    double sums_factor;              /* of the sums: ds is the gradient times this factor, as dp lacks its inverse */
     struct readers of_weights, of_ds;
     const struct tensor *o; /* the sums are those of dO o; NULL if they are those of P dP */
 };
@@ -91,10 +91,25 @@ static bool is_same_view(const struct pattern_view *a, const struct pattern_view
 
 /* ---- The gradient of the softmax --------------------------------------------------------------------------------- */
 
-/* The product u w of two tensors if `sums` are its row sums, under any view. NULL otherwise, or if u or w is rounded,
-   which attention's own sums are not. */
+/* The sums before a factor, which is *factor; cuDNN's frontend multiplies them by 1, or with dropout by 1 - p. */
+static const struct tensor *skip_factor(const struct attention_pattern *s, const struct tensor *sums, double *factor) {
+    int node = pattern_producer(s, sums);
+    const struct tensor *source = sums;
+    *factor = 1;
+    if (!pattern_is_pointwise(s, node) || pattern_pointwise(s, node)->pw->mode != WEFT_POINTWISE_MUL ||
+        !pattern_is_exact(s, sums) || !pattern_read_factor(pattern_pointwise(s, node), &source, factor)) {
+        *factor = 1;
+        return sums;
+    }
+    return source;
+}
+
+/* The product u w of two tensors if `sums` are its row sums, under any view and factor. NULL otherwise, or if u or w is
+   rounded, which attention's own sums are not. */
 static const struct pointwise_op *row_sum_product(const struct attention_pattern *s, const struct tensor *sums) {
-    const struct reduction_op *sum = pattern_reduced_by(s, pattern_skip_view(s, sums), WEFT_REDUCE_TENSOR_ADD);
+    double factor;
+    sums = skip_factor(s, pattern_skip_view(s, sums), &factor);
+    const struct reduction_op *sum = pattern_reduced_by(s, sums, WEFT_REDUCE_TENSOR_ADD);
     int node = sum ? pattern_producer(s, sum->x) : -1;
     bool is_exact = sum && pattern_is_exact(s, sum->y) && pattern_is_exact(s, sum->x);
     return is_exact && node >= 0 ? pointwise_reader(s, node, WEFT_POINTWISE_MUL) : NULL;
@@ -202,9 +217,19 @@ static weftStatus_t add_softmax_gradient(struct gradient *g) {
     bool is_of_weights = other_factor(factors, g->weights) == g->dp;
     for (int i = 0; i < 3 && g->result[i]; i++)
         TRY(pattern_add(s, pattern_producer(s, g->result[i])));
-    TRY(pattern_add_view(s, &sums));
-    TRY(pattern_add(s, pattern_producer(s, sums)));
-    TRY(pattern_add(s, pattern_producer(s, factors->y)));
+    /* Sums of dO o that are stored are computed outside, from tensors that attention reads in either case. */
+    const struct tensor *plain = skip_factor(s, pattern_skip_view(s, sums), &g->sums_factor);
+    bool is_stored = pattern_is_read_outside(s, pattern_skip_view(s, sums)) || pattern_is_read_outside(s, sums);
+    if (is_of_weights || !is_stored) {
+        TRY(pattern_add_view(s, &sums));
+        TRY(pattern_add(s, pattern_producer(s, sums)));
+        TRY(pattern_add(s, pattern_producer(s, plain)));
+        TRY(pattern_add(s, pattern_producer(s, factors->y)));
+    }
+    s->stored_sums = is_of_weights || !is_stored ? NULL : pattern_skip_view(s, sums);
+    if (!(g->sums_factor > 0))
+        return pattern_decline_tensor(g->sums, "has a factor that is not positive");
+    g->dropout_scale /= g->sums_factor;
     if (is_of_weights)
         return WEFT_STATUS_SUCCESS;
     const struct tensor *d_o = skip_conversions(s, s->d_o.tensor), *sides[] = {factors->x, factors->b};
@@ -216,22 +241,48 @@ static weftStatus_t add_softmax_gradient(struct gradient *g) {
 
 /* ---- Weights ----------------------------------------------------------------------------------------------------- */
 
-/* Matches exp(scores - statistics) with one statistic per row: weights recomputed from the statistics of a softmax. The
-   statistics are assumed to belong to these scores; the portable kernels clamp weights to 1. */
-static bool find_exponential(struct attention_pattern *s, const struct tensor *weights) {
-    int node = pattern_producer(s, weights);
-    const struct pointwise_op *exponential = pointwise_reader(s, node, WEFT_POINTWISE_EXP);
-    const struct pointwise_op *difference =
-        exponential ? pattern_produced_by(s, exponential->x, WEFT_POINTWISE_SUB) : NULL;
-    if (!difference || difference->alpha1 != 1 || difference->alpha2 != 1 || !pattern_is_exact(s, difference->y))
-        return false;
+/* Peels masks that hide differences of scores and statistics, as if they hid the scores. Sets `shifted` to the
+   differences. */
+static bool peel_late_masks(struct attention_pattern *s, const struct tensor **shifted) {
+    const struct pointwise_op *select;
+    while ((select = pattern_produced_by(s, *shifted, WEFT_POINTWISE_BINARY_SELECT))) {
+        if (!pattern_is_exact(s, select->y) || pattern_add(s, pattern_producer(s, select->y)) ||
+            pattern_gather(s, select->t, true) || !pattern_peel_infinite_mask(s, select))
+            return false;
+        *shifted = select->x;
+    }
+    return true;
+}
+
+/* True if one number per row is subtracted. */
+static bool subtracts_rows(const struct attention_pattern *s, const struct pointwise_op *difference) {
     struct dims rows = difference->x->dims;
     rows.at[rows.count - 1] = 1;
-    if (!is_same_dims(&difference->b->dims, &rows))
+    return difference->alpha1 == 1 && difference->alpha2 == 1 && pattern_is_exact(s, difference->y) &&
+           is_same_dims(&difference->b->dims, &rows);
+}
+
+/* Matches exp(scores - statistics) with one statistic per row: weights recomputed from the statistics of a softmax. The
+   statistics are assumed to belong to these scores; the portable kernels clamp weights to 1. Works on s itself and
+   restores it on failure. */
+static bool find_exponential(struct attention_pattern *s, const struct tensor *weights) {
+    struct attention_pattern saved = *s;
+    int node = pattern_producer(s, weights);
+    const struct pointwise_op *exponential = pointwise_reader(s, node, WEFT_POINTWISE_EXP);
+    const struct tensor *shifted = exponential ? exponential->x : NULL;
+    if (!shifted)
         return false;
+    s->scores = shifted; /* masks have the dims of the scores */
+    const struct pointwise_op *difference =
+        peel_late_masks(s, &shifted) ? pattern_produced_by(s, shifted, WEFT_POINTWISE_SUB) : NULL;
+    if (!difference || !subtracts_rows(s, difference) || pattern_add(s, node) ||
+        pattern_add(s, pattern_producer(s, difference->y))) {
+        *s = saved;
+        return false;
+    }
     s->scores = difference->x;
     s->given_stats = difference->b;
-    return !pattern_add(s, node) && !pattern_add(s, pattern_producer(s, exponential->x));
+    return true;
 }
 
 /* Matches from the weights up to the scores. Weights that are stored are declined: the kernels recompute weights from
@@ -247,15 +298,6 @@ static weftStatus_t find_softmax(struct gradient *g) {
 
 /* ---- Products that read a tensor of the scores' extents ---------------------------------------------------------- */
 
-/* True if a transpose swaps the last two dimensions only. */
-static bool is_swap(const struct transpose_op *op) {
-    int64_t last = op->permutation.count - 1;
-    bool matches = last >= 1 && op->permutation.at[last] == last - 1 && op->permutation.at[last - 1] == last;
-    for (int64_t i = 0; matches && i < last - 1; i++)
-        matches = op->permutation.at[i] == i;
-    return matches;
-}
-
 /* Records a product that reads X, or the transpose of X if is_transposed. The definition has X y and X^T y. The
    gradient of a transposed operand has y^T X, the transpose of the latter. The fourth form, y X^T, does not occur. */
 static weftStatus_t record_product(struct readers *r, struct attention_pattern *s, int node, const struct tensor *read,
@@ -264,6 +306,9 @@ static weftStatus_t record_product(struct readers *r, struct attention_pattern *
     bool is_first = op->a == read;
     if ((is_first && op->b == read) || (!is_first && is_transposed))
         return pattern_decline(s, node, "is not one of the products in the backward pass of attention");
+    /* A transpose may convert, as the rounding of weights to the type of the other factor. */
+    if (is_transposed && x && x->type != read->type)
+        TRY(pattern_check_weights(s, read, is_first ? op->b : op->a));
     int *match = is_first && !is_transposed ? &r->rows : &r->columns;
     if (*match >= 0)
         return pattern_decline(s, node, "is a second product of the same weights or of their gradient");
@@ -287,7 +332,7 @@ static weftStatus_t follow_readers(struct readers *r, struct attention_pattern *
         int node = value->read_by[i];
         const struct descriptor *op = pattern_op(s, node);
         const struct reshape_op *view = pattern_view_at(s, node);
-        const struct transpose_op *transpose = (const struct transpose_op *)op;
+        const struct tensor *from, *swapped;
         if (pattern_contains(s, node))
             continue;
         if (op_of(op) == &matmul_op) {
@@ -295,9 +340,9 @@ static weftStatus_t follow_readers(struct readers *r, struct attention_pattern *
         } else if (view) {
             TRY(pattern_add(s, node));
             TRY(follow_readers(r, s, view->y, x, is_transposed, depth - 1));
-        } else if (op_of(op) == &transpose_op && is_swap(transpose) && transpose->y->is_virtual) {
+        } else if (pattern_swaps(s, node, &from, &swapped) && swapped->is_virtual) {
             TRY(pattern_add(s, node));
-            TRY(follow_readers(r, s, transpose->y, is_transposed ? NULL : tensor, !is_transposed, depth - 1));
+            TRY(follow_readers(r, s, swapped, is_transposed ? NULL : tensor, !is_transposed, depth - 1));
         } else if (pattern_is_pointwise(s, node) && pattern_form(s, node) != FORM_INDEX && !is_transposed &&
                    tensor_same_dims(pattern_result(s, node), s->scores)) {
             TRY(pattern_add(s, node));
@@ -411,7 +456,9 @@ static weftStatus_t find_stored_o(struct gradient *g) {
                    ? pattern_decline_tensor(g->sums, "needs o as an input, because the statistics are inputs")
                    : WEFT_STATUS_SUCCESS;
     s->o = (struct pattern_view){g->o, g->o->dims, g->o->strides, s->d_o.whole};
-    return pattern_look_through(s, &s->o, pattern_producer(s, pattern_skip_view(s, g->sums)), NULL);
+    double factor;
+    const struct tensor *sums = skip_factor(s, pattern_skip_view(s, g->sums), &factor);
+    return pattern_look_through(s, &s->o, pattern_producer(s, sums), NULL);
 }
 
 /* ---- After the gradient of the scores ---------------------------------------------------------------------------- */
@@ -543,6 +590,7 @@ static weftStatus_t find_operand_gradient(struct gradient *g, int node, const st
                                           const struct tensor *other) {
     struct attention_pattern *s = g->s;
     bool has_scale;
+    factor *= g->sums_factor;
     if (!pattern_is_exact(s, read) && read->type != other->type)
         return pattern_decline_tensor(read, "has a type to which attention does not round: leave it unset");
     const struct tensor *end = strip_factors(s, read, &factor, &has_scale);
@@ -553,6 +601,22 @@ static weftStatus_t find_operand_gradient(struct gradient *g, int node, const st
     s->d_product = end;
     s->d_product_factor = factor;
     return WEFT_STATUS_SUCCESS;
+}
+
+/* cuDNN's frontend stores the sums of dQ as FLOAT, and converts them. Attention computes the converted result, from
+   which a copy restores the other tensor. */
+static weftStatus_t follow_sums_of_dq(struct attention_pattern *s) {
+    const struct tensor *sums = s->dq.tensor;
+    int node = sums->is_virtual ? -1 : pattern_sole_reader(s, sums);
+    const struct pointwise_op *same = node < 0 ? NULL : pointwise_reader(s, node, WEFT_POINTWISE_IDENTITY);
+    if (!same || sums->type != WEFT_DATA_FLOAT || same->y->is_virtual || same->y->type != s->q.tensor->type ||
+        dtype_of((weftDataType_t)same->y->type)->bits != 16 || !tensor_same_dims(sums, same->y) ||
+        !tensor_same_dims(sums, s->q.tensor))
+        return WEFT_STATUS_SUCCESS;
+    s->dq_sums = s->dq;
+    s->dq.tensor = same->y;
+    s->dq.strides = same->y->strides;
+    return pattern_add(s, node);
 }
 
 /* Matches dQ = dS k and dK = dS^T q; one of them is enough. Then determines the factor that remains after attention's
@@ -567,6 +631,7 @@ static weftStatus_t find_operand_gradients(struct gradient *g) {
         if (!is_same_view(&k, &s->k))
             return pattern_decline(s, r->rows, "multiplies the gradient of the scores by a tensor other than the keys");
         TRY(find_operand_gradient(g, r->rows, r->of_rows, of_q, k.tensor));
+        TRY(follow_sums_of_dq(s));
     }
     if (r->columns >= 0) {
         TRY(add_columns_result(s, r, &s->dk, &q, &of_k));
@@ -594,6 +659,8 @@ static weftStatus_t check_d_modified(const struct gradient *g) {
     if ((s->d_modified != s->d_product || (s->dbias && s->dbias != s->d_modified)) &&
         !pattern_is_exact(s, s->d_modified))
         return pattern_decline_tensor(s->d_modified, "has a type to which attention does not round: leave it unset");
+    if ((!is_plain || s->dbias) && g->sums_factor != 1)
+        return pattern_decline_tensor(g->sums, "has a factor, and a score modifier or a bias has a gradient");
     if (!is_plain && s->modified == s->product && !s->is_rounded && s->d_modified == s->d_product)
         return pattern_decline_tensor(g->ds, "has a different scale than the scores");
     return WEFT_STATUS_SUCCESS;
@@ -649,7 +716,7 @@ static weftStatus_t find_products_and_scores(struct gradient *g) {
    are not attention at all. Time is linear in the size of the match and in the number of readers of its tensors. */
 weftStatus_t attention_pattern_match_gradient(struct attention_pattern *match, const struct graph *graph, int node) {
     *match = pattern_empty(graph);
-    struct gradient g = {.s = match, .dropout_scale = 1};
+    struct gradient g = {.s = match, .dropout_scale = 1, .sums_factor = 1};
     match->is_gradient = true;
     TRY(pattern_check_product(match, node));
     g.product = (const struct matmul_op *)graph->nodes[node].op;

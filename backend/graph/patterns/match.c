@@ -288,8 +288,8 @@ static weftStatus_t find_weights(struct attention_pattern *s, int node, const st
    become part of the pattern. */
 weftStatus_t pattern_check_closed(const struct attention_pattern *s) {
     const struct tensor *given[] = {
-        s->o.tensor, s->stats,     s->max,       s->sum_exp,  s->dropout ? s->dropout->y : NULL,
-        s->dbias,    s->dq.tensor, s->dk.tensor, s->dv.tensor};
+        s->o.tensor, s->stats,     s->max,       s->sum_exp,   s->dropout ? s->dropout->y : NULL,
+        s->dbias,    s->dq.tensor, s->dk.tensor, s->dv.tensor, s->dq_sums.tensor};
     for (int i = 0; i < s->count; i++) {
         const struct node *node = &s->graph->nodes[s->nodes[i].node];
         for (int k = 0; k < node->operand_count; k++) {

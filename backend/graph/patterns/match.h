@@ -37,6 +37,9 @@ weftStatus_t pattern_decline_tensor(const struct tensor *tensor, const char *rea
 bool pattern_is_private(const struct attention_pattern *s, const struct tensor *tensor, int reader);
 /* The reshape at a node if its output is a view of its input's memory, otherwise NULL. */
 const struct reshape_op *pattern_view_at(const struct attention_pattern *s, int node);
+/* True if a node only swaps the last two dimensions, and possibly converts: a transpose, or a reshape of the same
+   storage with swapped strides. */
+bool pattern_swaps(const struct attention_pattern *s, int node, const struct tensor **x, const struct tensor **y);
 /* Scores or weights before a reshape that only joins or splits batch and head dimensions. */
 const struct tensor *pattern_skip_view(const struct attention_pattern *s, const struct tensor *tensor);
 /* Like pattern_skip_view, for a tensor of the attention; also adds the reshape to the pattern. */
@@ -90,6 +93,8 @@ weftStatus_t pattern_gather_scores(struct attention_pattern *s);
 /* Separates scale, bias and masks from these nodes; the rest is the score modifier. All nodes of the pattern are known
    at this point. */
 void pattern_split_scores(struct attention_pattern *s);
+/* Peels a select that hides scores by -inf where its mask is false; the nodes of the mask belong to the pattern. */
+bool pattern_peel_infinite_mask(struct attention_pattern *s, const struct pointwise_op *select);
 /* Adds the pointwise operations that a tensor is computed by. Stops at tensors that no pointwise operation computes,
    and at nodes that the pattern contains already. */
 weftStatus_t pattern_gather(struct attention_pattern *s, const struct tensor *tensor, bool modifies);

@@ -110,6 +110,41 @@ const struct reshape_op *pattern_view_at(const struct attention_pattern *s, int 
     return matches && is_packed_reshape(reshape) ? reshape : NULL;
 }
 
+/* True if a permutation swaps the last two dimensions only. */
+static bool is_swap(const struct dims *permutation) {
+    int64_t last = permutation->count - 1;
+    bool matches = last >= 1 && permutation->at[last] == last - 1 && permutation->at[last - 1] == last;
+    for (int64_t i = 0; matches && i < last - 1; i++)
+        matches = permutation->at[i] == i;
+    return matches;
+}
+
+/* True if a reshape shows the storage of x with the last two dimensions swapped. */
+static bool shows_swapped(const struct reshape_op *op) {
+    struct dims dims = op->x->dims, strides = op->x->strides;
+    int64_t last = dims.count - 1;
+    if (op->mode != WEFT_RESHAPE_VIEW_ONLY || last < 1 || op->y->dims.count != dims.count)
+        return false;
+    for (int64_t i = 0; i <= last; i++) {
+        int64_t from = i < last - 1 ? i : 2 * last - 1 - i;
+        if (op->y->dims.at[i] != dims.at[from] || (dims.at[from] > 1 && op->y->strides.at[i] != strides.at[from]))
+            return false;
+    }
+    return true;
+}
+
+bool pattern_swaps(const struct attention_pattern *s, int node, const struct tensor **x, const struct tensor **y) {
+    const struct descriptor *op = node < 0 ? NULL : pattern_op(s, node);
+    const struct transpose_op *transpose = (const struct transpose_op *)op;
+    const struct reshape_op *reshape = (const struct reshape_op *)op;
+    bool is_transpose = op && op_of(op) == &transpose_op && is_swap(&transpose->permutation);
+    if (!is_transpose && !(op && op_of(op) == &reshape_op && shows_swapped(reshape)))
+        return false;
+    *x = is_transpose ? transpose->x : reshape->x;
+    *y = is_transpose ? transpose->y : reshape->y;
+    return true;
+}
+
 /* The view may join or split batch and head dimensions only, because masks and softmax identify rows and columns of the
    scores by the last two dimensions. */
 const struct tensor *pattern_skip_view(const struct attention_pattern *s, const struct tensor *tensor) {
@@ -186,10 +221,9 @@ static bool is_plain(const struct tensor *tensor) {
     return !tensor->ragged_offset && tensor->vector_count == 1 && tensor->reordering == WEFT_TENSOR_REORDERING_NONE;
 }
 
-/* Accepts constants in the graph only: the value of a by-value scalar is passed with each execution and is unknown
-   here. */
+/* Accepts constants, and by-value scalars with an assumed number; the value of others is unknown here. */
 bool pattern_read_constant(const struct tensor *tensor, double *number) {
-    if (!tensor || !tensor->is_constant || tensor_elements(tensor) != 1)
+    if (!tensor || !(tensor->is_constant || tensor->is_assumed) || tensor_elements(tensor) != 1)
         return false;
     *number = dtype_load((weftDataType_t)tensor->type, tensor->constant, 0);
     return true;
@@ -316,8 +350,15 @@ static bool look_through_unit(struct pattern_view *view, const struct reshape_op
 static bool look_back(struct attention_pattern *s, struct pattern_view *view, int *node, double *factor,
                       int64_t *order) {
     const struct transpose_op *transpose = (const struct transpose_op *)pattern_op(s, *node);
-    const struct tensor *x;
+    const struct tensor *x, *y;
     double number;
+    if (pattern_swaps(s, *node, &x, &y) && is_exact_copy(s, x, view->tensor) && is_plain(x)) {
+        struct dims swap = {.count = x->dims.count};
+        for (int64_t i = 0; i < swap.count; i++)
+            swap.at[i] = i < swap.count - 2 ? i : 2 * swap.count - 3 - i;
+        look_through_transpose(view, &swap, x, order);
+        return true;
+    }
     if (op_of(pattern_op(s, *node)) == &transpose_op && is_exact_copy(s, transpose->x, view->tensor) &&
         is_plain(transpose->x)) {
         look_through_transpose(view, &transpose->permutation, transpose->x, order);

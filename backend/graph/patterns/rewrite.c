@@ -249,19 +249,25 @@ static weftStatus_t write_pointwise(struct writer *w, const struct descriptor *f
     return WEFT_STATUS_SUCCESS;
 }
 
+/* y = factor x. Filled in directly and never finalized: only the fields that engines read are set. */
+static weftStatus_t make_identity(struct pointwise_op **out, struct writer *w, struct tensor *x, double factor) {
+    struct pointwise *parameters;
+    TRY(arena_alloc(w->arena, out, sizeof **out));
+    TRY(arena_alloc(w->arena, &parameters, sizeof *parameters));
+    parameters->base.schema = &pointwise_schema;
+    parameters->mode = WEFT_POINTWISE_IDENTITY;
+    parameters->math = (int32_t)w->s->math;
+    **out = (struct pointwise_op){.pw = parameters, .x = x, .alpha1 = factor, .alpha2 = 1};
+    (*out)->base.schema = &pointwise_op.schema;
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* y = factor x, rounded to the type of `like`; other operations find y as the view of `like`. */
 static weftStatus_t write_factor(struct writer *w, struct tensor **y, struct tensor *x, const struct tensor *like,
                                  double factor) {
     struct pointwise_op *op;
-    struct pointwise *parameters;
-    TRY(arena_alloc(w->arena, &op, sizeof *op));
-    TRY(arena_alloc(w->arena, &parameters, sizeof *parameters));
-    /* Filled in directly and never finalized: only the fields that engines read are set. */
-    parameters->base.schema = &pointwise_schema;
-    parameters->mode = WEFT_POINTWISE_IDENTITY;
-    parameters->math = (int32_t)w->s->math;
-    *op = (struct pointwise_op){.pw = parameters, .x = x, .y = (struct tensor *)like, .alpha1 = factor, .alpha2 = 1};
-    op->base.schema = &pointwise_op.schema;
+    TRY(make_identity(&op, w, x, factor));
+    op->y = (struct tensor *)(uintptr_t)like;
     TRY(replace_result(w, &op->y));
     *y = op->y;
     w->ops[w->op_count++] = &op->base;
@@ -576,13 +582,15 @@ static weftStatus_t write_backward(struct sdpa_bwd_op **result, struct writer *w
     return sdpa_bwd_op.check(&op->base);
 }
 
+enum { OPS_MAX = 3 }; /* forward, backward, a copy of dQ */
+
 /* Builds the operations in order. */
-static weftStatus_t write_attention(struct descriptor *ops[2], int *count, struct writer *w) {
+static weftStatus_t write_attention(struct descriptor *ops[OPS_MAX], int *count, struct writer *w) {
     const struct attention_pattern *s = w->s;
     struct attention a = {0};
     struct tensor *o, *stats = NULL;
     struct sdpa_fwd_op *forward;
-    struct sdpa_bwd_op *backward;
+    struct sdpa_bwd_op *backward = NULL;
     TRY(write_scores(&a, w));
     TRY(add_o(w, &o, &a));
     if (s->given_stats) {
@@ -595,6 +603,12 @@ static weftStatus_t write_attention(struct descriptor *ops[2], int *count, struc
     if (s->is_gradient) {
         TRY(write_backward(&backward, w, &a, o, stats));
         ops[(*count)++] = &backward->base;
+    }
+    if (s->dq_sums.tensor) {
+        struct pointwise_op *copy;
+        TRY(make_identity(&copy, w, backward->dq, 1));
+        TRY(add_view(w, &copy->y, &s->dq_sums));
+        ops[(*count)++] = &copy->base;
     }
     return WEFT_STATUS_SUCCESS;
 }
@@ -614,7 +628,7 @@ static weftStatus_t check_inputs(const struct writer *w, const struct graph *gra
 weftStatus_t attention_pattern_rewrite(struct graph **result, const int **outer,
                                        const struct attention_pattern *pattern, struct arena *arena) {
     struct writer *w;
-    struct descriptor *ops[2];
+    struct descriptor *ops[OPS_MAX];
     int *values, count = 0, op_count = 0;
     TRY(arena_alloc(arena, &w, sizeof *w));
     w->s = pattern;

@@ -284,6 +284,12 @@ static bool peel_mask(struct attention_pattern *s, const struct tensor *mask, bo
     return matches;
 }
 
+bool pattern_peel_infinite_mask(struct attention_pattern *s, const struct pointwise_op *select) {
+    double hidden;
+    return select->alpha1 == 1 && select->alpha2 == 1 && pattern_read_constant(select->b, &hidden) &&
+           hidden == -INFINITY && peel_mask(s, select->t, true, hidden);
+}
+
 /* Peels a select between scores and a number that hides them. */
 static const struct tensor *peel_select(struct attention_pattern *s, const struct pointwise_op *op) {
     double hidden;
@@ -406,4 +412,19 @@ void pattern_split_scores(struct attention_pattern *s) {
     mark_needed(s, s->modified, needed);
     for (int i = 0; i < s->count; i++)
         s->nodes[i].modifies = needed[i];
+}
+
+/* The matcher of whole graphs, from the softmax's input to the product. */
+bool attention_pattern_match_bounds(int64_t *left_bound, int64_t *right_bound, const struct graph *graph, int input,
+                                    int output) {
+    struct attention_pattern s = pattern_empty(graph);
+    s.product = graph->values[input].tensor;
+    s.scores = graph->values[output].tensor;
+    bool is_gathered = s.scores->dims.count >= 2 && !pattern_gather(&s, s.scores, true);
+    if (!is_gathered)
+        return false;
+    pattern_split_scores(&s);
+    *left_bound = s.left_bound;
+    *right_bound = s.right_bound;
+    return s.modified == s.product && s.scale_value == 1 && !s.scale && !s.bias;
 }

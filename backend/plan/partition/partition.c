@@ -6,6 +6,7 @@
 #include "graph/intermediate_types.h"
 #include "graph/movement_types.h"
 #include "graph/regroup.h"
+#include "graph/patterns/assumptions.h"
 #include "plan/partition/cover.h"
 
 #include <string.h>
@@ -273,6 +274,8 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
         TRY(exclude_families(&p.engine, excluded, arena));
     struct attempt best;
     TRY(graph_check_closed(graph));
+    if (engine->assumes_numbers)
+        TRY(graph_assume(&graph, graph, arena));
     if (engine->stores_narrow)
         TRY(infer_intermediate_types(&graph, graph, arena));
     TRY(infer_movement_types(&graph, graph, arena));

@@ -10,7 +10,7 @@
 #include "graph/ops/matmul.h"
 #include "graph/patterns/attention.h"
 
-enum { OPERATIONS_MAX = 2 }; /* forward, then backward */
+enum { OPERATIONS_MAX = 3 }; /* forward, backward, a copy of dQ */
 
 struct served_pattern {
     struct attention_pattern attention;
@@ -76,7 +76,7 @@ static int companions(const struct graph *graph, int node, int *nodes) {
    different families may be the fastest for them. */
 static weftStatus_t analyse(struct served_pattern *s, const struct region *region, const struct device *device,
                             struct arena *arena) {
-    static const int nodes[OPERATIONS_MAX] = {0, 1};
+    static const int nodes[OPERATIONS_MAX] = {0, 1, 2};
     struct graph *graph;
     TRY(find(&s->attention, region));
     TRY(attention_pattern_rewrite(&graph, &s->outer, &s->attention, arena));
@@ -95,8 +95,10 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     struct served_pattern s = {0};
     struct arena arena = {0};
     weftStatus_t status = analyse(&s, region, device, &arena);
-    offer->seconds = s.offers[0].seconds + s.offers[1].seconds;
-    offer->used = s.offers[0].used | s.offers[1].used;
+    for (int i = 0; i < s.count; i++) {
+        offer->seconds += s.offers[i].seconds;
+        offer->used |= s.offers[i].used;
+    }
     arena_free(&arena);
     return status;
 }
@@ -116,13 +118,14 @@ static int relaxes(const struct graph *graph, int node) {
 /* Describes what the operations on the scores became: "sdpa_fwd of 9 operations, causal, with a score modifier". */
 static weftStatus_t describe(const char **detail, const struct served_pattern *s, struct arena *arena) {
     const struct attention_pattern *a = &s->attention;
+    const struct node *last = &s->graph->nodes[s->count - 1 - (a->dq_sums.tensor != NULL)];
     bool is_causal = a->right_bound == 0,
          has_bounds = a->right_bound != ATTENTION_UNBOUNDED || a->left_bound != ATTENTION_UNBOUNDED;
     bool is_mask = a->bias && dtype_is_boolean((weftDataType_t)a->bias->type);
     return arena_print(arena, detail, "%s of %d operation%s%s%s%s%s",
-                       !a->is_gradient ? "sdpa_fwd"
-                       : s->count == 1 ? "sdpa_bwd"
-                                       : "sdpa_fwd and sdpa_bwd",
+                       !a->is_gradient  ? "sdpa_fwd"
+                       : a->given_stats ? "sdpa_bwd"
+                                        : "sdpa_fwd and sdpa_bwd",
                        a->count, plural(a->count),
                        is_causal    ? ", causal"
                        : has_bounds ? ", bounded"
@@ -130,7 +133,7 @@ static weftStatus_t describe(const char **detail, const struct served_pattern *s
                        !a->bias  ? ""
                        : is_mask ? ", mask"
                                  : ", bias",
-                       attention_of(s->graph->nodes[s->count - 1].op)->modifier.graph ? ", score modifier" : "",
+                       attention_of(last->op)->modifier.graph ? ", score modifier" : "",
                        a->dropout || a->drop_mask ? ", dropout" : "");
 }
 
@@ -157,6 +160,32 @@ static weftStatus_t locate_values(struct kernel_place **result, int64_t *bytes, 
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Adds the assumed scalars that a node reads. */
+static void list_assumed(int *list, int *count, const struct graph *graph, int node) {
+    for (int k = 0; k < graph->nodes[node].operand_count; k++) {
+        int value = graph->nodes[node].operands[k];
+        if (graph->values[value].tensor->is_assumed)
+            list[(*count)++] = value;
+    }
+}
+
+/* Lists the scalars that the match relies on: of its own nodes, and of the sums that it does not need. */
+static weftStatus_t list_assumptions(struct step *step, const struct attention_pattern *a, struct arena *arena) {
+    const struct graph *graph = step->region.graph;
+    int *list, operands = 0;
+    int of_sums = a->stored_sums ? graph->values[graph_find_value(graph, a->stored_sums)].producer : -1;
+    for (int i = 0; i < a->count; i++)
+        operands += graph->nodes[a->nodes[i].node].operand_count;
+    operands += of_sums < 0 ? 0 : graph->nodes[of_sums].operand_count;
+    TRY(arena_alloc(arena, &list, (size_t)operands * sizeof *list));
+    step->assumptions = list;
+    for (int i = 0; i < a->count; i++)
+        list_assumed(list, &step->assumption_count, graph, a->nodes[i].node);
+    if (of_sums >= 0)
+        list_assumed(list, &step->assumption_count, graph, of_sums);
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* One step with the kernels of both operations, in order. Both get the knobs, and each reads those that it knows. */
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
@@ -169,6 +198,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(analyse(s, &step->region, device, arena));
     TRY(locate_values(&places, &intermediate_bytes, s, arena));
     TRY(describe(&step->detail, s, arena));
+    TRY(list_assumptions(step, &s->attention, arena));
     step->seconds = 0;
     for (int i = 0; i < s->count; i++) {
         const struct offer *offer = &s->offers[i];
