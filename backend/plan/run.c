@@ -181,23 +181,26 @@ static void set_memory(const struct draft *draft, void **values, void *workspace
     set_views(draft, values);
 }
 
-/* True if all tensors in memory have one address. NVIDIA's frontend executes a plan that it has loaded like this,
-   within a stream capture that it discards, to compile the kernels early. It always uses variant packs. */
+/* True if all inputs in memory and at least one output have one address. NVIDIA's frontend executes a plan that it has
+   loaded like this, within a stream capture that it discards, to compile the kernels early. Outputs that the frontend
+   adds itself have other addresses. It always uses variant packs. */
 static bool is_warm_up(const struct execution *execution, void *const *values) {
     enum { TENSORS_MIN = 3 }; /* two tensors with one address are an operation in place */
     const struct plan *plan = execution->plan;
     const void *address = NULL;
-    int count = 0;
+    int inputs = 0, outputs = 0;
     for (int i = 0; i < plan->slot_count && execution->pack; i++) {
-        int value = plan->slots[i].value;
-        if (plan->draft.graph->values[value].tensor->is_by_value)
+        const struct slot *slot = &plan->slots[i];
+        if (slot->is_written || plan->draft.graph->values[slot->value].tensor->is_by_value)
             continue;
-        if (count && values[value] != address)
+        if (inputs && values[slot->value] != address)
             return false;
-        address = values[value];
-        count++;
+        address = values[slot->value];
+        inputs++;
     }
-    return count >= TENSORS_MIN;
+    for (int i = 0; i < plan->slot_count && inputs; i++)
+        outputs += plan->slots[i].is_written && values[plan->slots[i].value] == address;
+    return inputs && outputs && inputs + outputs >= TENSORS_MIN;
 }
 
 /* *is_unusual: nothing was executed, because by-value scalars have other numbers than the plan assumes. */
@@ -211,8 +214,8 @@ static weftStatus_t execute_with_frame(bool *is_unusual, const struct execution 
     if (alias_status && is_warm_up(execution, values)) {
         status_clear(); /* nothing has to be computed, and the code of plans is loaded already */
         trace(WEFT_SEV_WARNING,
-              "%s: all tensors have one address, so nothing is computed: this is taken for the warm-up of NVIDIA's "
-              "frontend. Give each tensor memory of its own to compute.",
+              "%s: all inputs and an output have one address, so nothing is computed: this is taken for the warm-up of "
+              "NVIDIA's frontend. Give each tensor memory of its own to compute.",
               descriptor_label(&draft->graph->base));
         return WEFT_STATUS_SUCCESS;
     }

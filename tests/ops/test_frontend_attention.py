@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention as NVIDIA's frontend builds it for cuDNN: keys and values transposed by strides, the scale and the
--inf of masks by value, sums of the gradient stored. Values on every engine, and plans for an H200."""
+"""Attention as NVIDIA's frontend builds it for cuDNN: keys and values transposed by strides, the scale and
+the -inf of masks by value, sums of the gradient stored. Values on every engine, and plans for an H200."""
 
 from __future__ import annotations
 

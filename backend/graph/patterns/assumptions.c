@@ -67,8 +67,8 @@ static bool find_usual(double *number, const struct graph *graph, int node, cons
     return masked && (is_result_of(graph, masked->x, &rng_op) || is_result_of(graph, masked->b, &rng_op));
 }
 
-/* The same for the scalars that a score modifier reads. No value of its graph has readers on record, because nothing reads
-   its result. */
+/* The same for the scalars that a score modifier reads. No value of its graph has readers on record, because nothing
+   reads its result. */
 static bool find_usual_in_modifier(double *number, const struct descriptor *op, const struct tensor *scalar) {
     const struct attention *a = attention_of(op);
     const struct graph *modifier = a ? a->modifier.graph : NULL;

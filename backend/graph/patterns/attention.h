@@ -69,8 +69,8 @@ weftStatus_t attention_pattern_match(struct attention_pattern *match, const stru
    gradient follows that node, even if the rest does not match. */
 weftStatus_t attention_pattern_match_gradient(struct attention_pattern *match, const struct graph *graph, int node);
 
-/* True if a graph from a tensor of scores to another, both values of the graph, does nothing but hide scores outside of a
-   band along the diagonal. */
+/* True if a graph from a tensor of scores to another, both values of the graph, does nothing but hide scores outside of
+   a band along the diagonal. */
 bool attention_pattern_match_bounds(int64_t *left_bound, int64_t *right_bound, const struct graph *graph, int input,
                                     int output);
 

@@ -413,18 +413,3 @@ void pattern_split_scores(struct attention_pattern *s) {
     for (int i = 0; i < s->count; i++)
         s->nodes[i].modifies = needed[i];
 }
-
-/* The matcher of whole graphs, from the softmax's input to the product. */
-bool attention_pattern_match_bounds(int64_t *left_bound, int64_t *right_bound, const struct graph *graph, int input,
-                                    int output) {
-    struct attention_pattern s = pattern_empty(graph);
-    s.product = graph->values[input].tensor;
-    s.scores = graph->values[output].tensor;
-    bool is_gathered = s.scores->dims.count >= 2 && !pattern_gather(&s, s.scores, true);
-    if (!is_gathered)
-        return false;
-    pattern_split_scores(&s);
-    *left_bound = s.left_bound;
-    *right_bound = s.right_bound;
-    return s.modified == s.product && s.scale_value == 1 && !s.scale && !s.bias;
-}

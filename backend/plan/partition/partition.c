@@ -5,8 +5,8 @@
 #include "graph/batch_norms.h"
 #include "graph/intermediate_types.h"
 #include "graph/movement_types.h"
-#include "graph/regroup.h"
 #include "graph/patterns/assumptions.h"
+#include "graph/regroup.h"
 #include "plan/partition/cover.h"
 
 #include <string.h>
