@@ -208,6 +208,19 @@ def test_tiles_split_over_clusters(rows: int, tile: int, a: str, b: str, math: s
     cubins.check_dumped(dump)
 
 
+@pytest.mark.parametrize("tile", [34, 35])
+def test_wide_tiles_split_over_clusters(tile: int, dump: Path) -> None:
+    plan = compile_for_h200(lambda g: few_rows(g, 333, 3072, "bf16", "bf16", "f32"), {"TILE_SIZE": tile})
+    assert f"128x{160 if tile == 34 else 192} split over clusters" in plan
+    cubins.check_dumped(dump)
+
+
+def test_some_hundred_rows_are_split_over_clusters() -> None:
+    """If no dimension fits into one tile, but a matrix is contiguous along k."""
+    plan = compile_for_h200(lambda g: few_rows(g, 333, 3072, "bf16", "bf16", "f32"), {})
+    assert "tiles of 128x192 split over clusters" in plan
+
+
 @pytest.mark.parametrize(("rows", "tile"), [(64, 32), (32, 33)])
 def test_tiles_that_share_columns(rows: int, tile: int, dump: Path) -> None:
     """They are chosen if nearly all multiprocessors are busy for one or two waves."""

@@ -43,6 +43,10 @@ enum { LARGE_CLUSTER = 3 };
    CLUSTER_SECONDS in a cluster, or MERGE_SECONDS plus PART_SECONDS per split through the workspace. */
 static const double WAVE_SECONDS = 2e-6, BYTE_WAVE_SECONDS = 6e-6, CLUSTER_WAIT_SECONDS = 0.9e-6;
 static const double CLUSTER_SECONDS = 0.5e-6, MERGE_SECONDS = 5e-6, PART_SECONDS = 0.2e-6;
+/* Per sum that is combined, with MANY_ROWS or more rows: 64 rows of 160 columns in 5 parts took 20.7 us on an H200, the
+   Hopper kernel 5.4. */
+static const double MERGED_SUM_SECONDS = 0.29e-9;
+enum { MANY_ROWS = 64 };
 /* From a CTA's first load of a head to its last store, which is exposed if there are few keys: 16,384 heads of 64 keys,
    62 waves of CTAs of two heads, took 464 us on an H200. */
 static const double HEAD_SECONDS = 3.5e-6;
@@ -103,6 +107,12 @@ static int64_t shared_bytes(const struct decode *d, const struct decode_tile *t,
 /* Keys and values together. */
 static int64_t slice_bytes(const struct decode *d, const struct decode_tile *t) {
     return memory_of(d, t, 1).slice_bytes;
+}
+
+/* The bytes of a slice that are read: columns are padded only in shared memory. */
+static double read_bytes(const struct decode *d, const struct decode_tile *t) {
+    double used = (double)(KEYS * key_bytes(d) * (d->c->depth + d->c->value_depth)), all = (double)slice_bytes(d, t);
+    return used < all ? used : all;
 }
 
 /* If the rows fill half a tile or less, a smaller tile is used. */
@@ -172,8 +182,7 @@ struct division {
 static double reading_rate(const struct decode *d, const struct division *w, int64_t ctas) {
     const struct cuda_properties *cuda = &d->c->device->cuda;
     int64_t busy = ctas < cuda->multiprocessors ? ctas : cuda->multiprocessors;
-    double bytes = (double)(ctas * w->tile->key_groups) * (double)slice_bytes(d, w->tile),
-           ahead = stages_of(d, w->tile) - 1;
+    double bytes = (double)(ctas * w->tile->key_groups) * read_bytes(d, w->tile), ahead = stages_of(d, w->tile) - 1;
     double waiting = SLICE_SECONDS / ahead, multiplying = MULTIPLY_SECONDS * w->tile->row_warps;
     bool is_large = split_of(d, w->splits) == SPLIT_CLUSTER && w->splits >= LARGE_CLUSTER;
     double memory = (double)cuda->bandwidth * MEMORY_EFFICIENCY * (is_large ? CLUSTER_RATE : 1);
@@ -187,7 +196,7 @@ static double reading_rate(const struct decode *d, const struct division *w, int
 /* Predicted seconds: full waves, a possibly smaller last one, and combining the splits. */
 static double seconds_of(const struct decode *d, const struct division *w) {
     int64_t whole = w->ctas / w->slots, rest = w->ctas % w->slots, waves = whole + (rest > 0);
-    double bytes = (double)w->slices * (double)slice_bytes(d, w->tile);
+    double bytes = (double)w->slices * read_bytes(d, w->tile);
     double seconds = (double)(waves - 1) * (key_bytes(d) == 1 ? BYTE_WAVE_SECONDS : WAVE_SECONDS);
     if (whole)
         seconds += (double)(whole * w->slots) * bytes / reading_rate(d, w, w->slots);
@@ -197,6 +206,8 @@ static double seconds_of(const struct decode *d, const struct division *w) {
         seconds += CLUSTER_SECONDS + (double)((waves - 1) * w->splits) * CLUSTER_WAIT_SECONDS;
     if (split_of(d, w->splits) == SPLIT_WORKSPACE)
         seconds += MERGE_SECONDS + (double)w->splits * PART_SECONDS;
+    if (w->splits > 1 && tile_rows(w->tile) >= MANY_ROWS)
+        seconds += (double)(w->splits * tile_rows(w->tile) * d->value_depth.padded) * MERGED_SUM_SECONDS;
     return seconds;
 }
 

@@ -144,7 +144,7 @@ void hopper_emit_scales(struct kernel_source *source, const struct hopper *h);
 /* ---- plan.c: tile and splits ---- */
 
 enum {
-    HOPPER_TILE_ROWS = 33,   /* rows of the tile table */
+    HOPPER_TILE_ROWS = 35,   /* rows of the tile table */
     HOPPER_SPLITS_MAX = 128, /* splits of k, each a separate block */
     HOPPER_PANEL = 64,       /* elements of an MN-major operand that are adjacent in shared memory */
 };
