@@ -8,6 +8,7 @@
 
 /* Thread-local, like errno: failures on other threads do not affect it. Longer messages are truncated. */
 static _Thread_local char last_text[STATUS_TEXT_BYTES];
+static _Thread_local bool is_quiet;
 
 /* A table and not a switch, so that a test can iterate over it; in the order of the header. */
 #define STATUS(name) {WEFT_STATUS_##name, "WEFT_STATUS_" #name}
@@ -77,7 +78,19 @@ const char *status_name(weftStatus_t status) {
     return "WEFT_STATUS_UNKNOWN";
 }
 
+bool status_quiet(bool quiet) {
+    bool before = is_quiet;
+    is_quiet = quiet;
+    return before;
+}
+
+bool status_is_quiet(void) { return is_quiet; }
+
 weftStatus_t status_fail(weftStatus_t status, const char *format, ...) {
+    if (is_quiet) {
+        status_clear();
+        return status;
+    }
     /* Arguments may point into last_text, so the new message is formatted in a separate buffer. vsnprintf truncates
        long messages and terminates them. */
     char fresh[STATUS_TEXT_BYTES];
@@ -90,8 +103,10 @@ weftStatus_t status_fail(weftStatus_t status, const char *format, ...) {
     return status;
 }
 
-/* The only message without a user-defined name, because the allocator knows none. Callers may add a prefix. */
+/* The only message without a user-defined name, because the allocator knows none. Callers may add a prefix. It ends
+   quiet, because nothing else is tried after it. */
 weftStatus_t status_no_memory(size_t bytes) {
+    status_quiet(false);
     FAIL(WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED,
          "out of memory: the host could not allocate %zu bytes. Free memory or build a smaller graph.", bytes);
 }

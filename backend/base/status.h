@@ -6,6 +6,7 @@
 #define WEFT_BASE_STATUS_H
 
 #include "weft/weft_enums.h"
+#include <stdbool.h>
 #include <stddef.h>
 
 /* Maximum length of a message, in bytes with its terminator; longer ones are truncated. */
@@ -28,6 +29,11 @@ weftStatus_t status_no_memory(size_t bytes);
 
 /* Prepends text to the thread's last error: "graph 'mlp': ..."; returns `status`. */
 weftStatus_t status_prefix(weftStatus_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Whether this thread's failures set no message, which saves the time to format messages that are not read; returns the
+   previous setting. */
+bool status_quiet(bool quiet);
+bool status_is_quiet(void);
 
 void status_clear(void);
 const char *status_text(void);

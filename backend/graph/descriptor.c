@@ -116,8 +116,11 @@ static char *scratch_text(void) {
     return texts[next++ % SCRATCH_COUNT];
 }
 
-/* A name of 200 characters, a kind and a uid are shorter than SCRATCH_BYTES, so `length` never exceeds it. */
+/* A name of 200 characters, a kind and a uid are shorter than SCRATCH_BYTES, so `length` never exceeds it. Names are
+   parts of messages, and empty while no message is set. */
 const char *descriptor_label(const struct descriptor *descriptor) {
+    if (status_is_quiet())
+        return "";
     char *text = scratch_text();
     int length = snprintf(text, SCRATCH_BYTES, "%s", descriptor->schema->name);
     if (descriptor->label.count)
@@ -130,6 +133,8 @@ const char *descriptor_label(const struct descriptor *descriptor) {
 }
 
 const char *numbers_text(const int64_t *numbers, int64_t count) {
+    if (status_is_quiet())
+        return "";
     char *text = scratch_text();
     size_t length = 0;
     text[length++] = '[';

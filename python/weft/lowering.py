@@ -35,8 +35,13 @@ class Operation(NamedTuple):
 
     def operands(self) -> list[Tensor]:
         """The given tensors, in order."""
-        lists = [value if isinstance(value, list) else [value] for value in self.values.values()]
-        return [item for items in lists for item in items if isinstance(item, Tensor)]
+        found: list[Tensor] = []
+        for value in self.values.values():
+            if isinstance(value, Tensor):
+                found.append(value)
+            elif isinstance(value, list):
+                found += [item for item in value if isinstance(item, Tensor)]
+        return found
 
     def by_position(self) -> dict[str, Tensor]:
         """Operands and results as IN_0, ..., OUT_0, ..."""
@@ -130,7 +135,6 @@ class Lowering:
         self._check_inputs(operation, schema.rows)
         descriptor = Descriptor(schema.kind)
         descriptor.set(attribute_name.NAME_EXT, "CHAR", operation.name)
-        parameters = Descriptor(schema.parameters) if schema.parameters is not None else None
         values = {**operation.values, **operation.results}
         compute = operation.compute_data_type
         compute = self._compute_data_type if compute is None else compute
@@ -138,17 +142,38 @@ class Lowering:
             values["compute_data_type"] = compute
         if "subgraph" in values:
             values |= self._nested(values["subgraph"], values)
+        parameters: dict[str, Any] = {}
         for key, value in values.items():
             if key in SPATIAL and not isinstance(value, (list, tuple)):
                 value = [value] * self._spatial_rank(operation)
-            row, elements = self._row(schema.rows[key], value, operation)
-            target = parameters if row.is_parameter and parameters is not None else descriptor
-            target.set(row.name, row.type, elements)
-        if parameters is not None and schema.parameters_row is not None:
-            parameters.finalize()
-            descriptor.set(schema.parameters_row, "BACKEND_DESCRIPTOR", [parameters])
+            rows = schema.rows[key]
+            if schema.parameters is not None and rows[0].is_parameter:
+                parameters[key] = value
+            else:
+                row, elements = self._row(rows, key, value, operation)
+                descriptor.set(row.name, row.type, elements)
+        if schema.parameters is not None and schema.parameters_row is not None:
+            shared = self._parameters(schema, parameters, operation)
+            descriptor.set(schema.parameters_row, "BACKEND_DESCRIPTOR", [shared])
         descriptor.finalize()
         return descriptor
+
+    def _parameters(
+        self, schema: backend.Operation, values: Mapping[str, Any], operation: Operation
+    ) -> Descriptor:
+        """The finalized descriptor of an operation's parameters, such as a pointwise mode. Operations with
+        equal parameters share it."""
+        key = (operation.kind, *((name, *_exact_key(value)) for name, value in values.items()))
+        known = _shared_parameters.get(key)
+        if known is None:
+            assert schema.parameters is not None
+            known = Descriptor(schema.parameters)
+            for name, value in values.items():
+                row, elements = self._row(schema.rows[name], name, value, operation)
+                known.set(row.name, row.type, elements)
+            known.finalize()
+            _remember(_shared_parameters, key, known)
+        return known
 
     def _nested(self, nested: Nested, values: Mapping[str, Any]) -> dict[str, Any]:
         """The attributes of a nested operation: its finalized graph, and its inputs and outputs."""
@@ -221,7 +246,9 @@ class Lowering:
         types = self.tensor(tensor).get(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE")
         return [data_type(number) for number in types if number >= 0]
 
-    def _row(self, rows: Sequence[Row], value: Any, operation: Operation) -> tuple[Row, Sequence[Any]]:
+    def _row(
+        self, rows: Sequence[Row], key: str, value: Any, operation: Operation
+    ) -> tuple[Row, Sequence[Any]]:
         """Selects the row of an attribute that accepts a value, and converts the value to its elements."""
         if len(rows) == 1 and isinstance(value, Tensor):
             return rows[0], [self.tensor(value)]
@@ -229,7 +256,39 @@ class Lowering:
         if values and isinstance(values[0], Tensor):
             row = next(row for row in rows if row.type == "BACKEND_DESCRIPTOR")
             return row, [self.tensor(item) for item in values]
-        return option(rows, value, f"{operation.kind} '{operation.name}'")
+        return known_option(operation.kind, key, rows, value, f"{operation.kind} '{operation.name}'")
+
+
+_REMEMBERED = 1024
+"""The number of entries at which a cache is cleared."""
+
+_shared_parameters: dict[Any, Descriptor] = {}
+_options: dict[Any, tuple[Row, Sequence[Any]]] = {}
+
+
+def _remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(cache) >= _REMEMBERED:
+        cache.clear()
+    cache[key] = value
+
+
+def _exact_key(value: Any) -> tuple[Any, ...]:
+    """Equal for values that are the same to the library, unlike 0.0 and -0.0, or 1 and True."""
+    return (type(value), value) if isinstance(value, (str, int)) else (type(value), repr(value))
+
+
+def known_option(
+    kind: str, key: str, rows: Sequence[Row], value: Any, operation: str
+) -> tuple[Row, Sequence[Any]]:
+    """`option` of an attribute of a kind of operation; remembers names, enumerators and integers."""
+    if not isinstance(value, (str, int)):
+        return option(rows, value, operation)
+    exact = (kind, key, type(value), value)
+    known = _options.get(exact)
+    if known is None:
+        known = option(rows, value, operation)
+        _remember(_options, exact, known)
+    return known
 
 
 def _listed(rows: Sequence[Row], value: Any) -> list[Any]:

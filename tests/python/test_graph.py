@@ -1088,3 +1088,14 @@ def test_the_stride_of_a_single_element_means_nothing() -> None:
     np.testing.assert_array_equal(g.build().plan(x=x), -x)
     assert t.get_stride() == [2**63 - 1, 3, 2**62, 1]
     assert y.get_dim() == [1, 2, 1, 3]
+
+
+def test_operations_with_equal_parameters_share_them_and_others_do_not() -> None:
+    """0.0 and -0.0 are equal numbers in Python, but different factors of a negative number."""
+    x, results = np.array([-2.0, 3.0], "f4"), []
+    for alpha in (0.0, -0.0, 1.0, 0.0):
+        g = weft.Graph(handle=weft.create_handle("cpu"))
+        g.elu(g.tensor_like(x, name="x"), elu_alpha=alpha).set_output(True)
+        results.append(g(x=x))
+    assert [bool(np.signbit(result[0])) for result in results] == [True, False, True, True]
+    assert [round(float(result[0]), 3) for result in results] == [0, 0, -0.865, 0]

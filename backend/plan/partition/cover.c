@@ -81,15 +81,24 @@ static weftStatus_t check_separate(bool *is_cheaper, struct partitioning *p, con
                        descriptor_label(p->graph->nodes[seed].op), part->seconds * 1e6, seconds * 1e6);
 }
 
+/* The cheapest region that starts at a node; NULL if the f-th family declines, so that a later one starts here. Most of
+   the regions that are tried are declined, and no reason is read: reasons are collected when the cover is chosen. */
+static weftStatus_t choose_candidate(const struct candidate **best, struct partitioning *p, int f, int seed) {
+    bool before = status_quiet(true);
+    weftStatus_t status = find_candidates(p, f, seed);
+    *best = !status && p->candidate_count > 0 ? cheapest_candidate(p) : NULL;
+    status_quiet(before);
+    return status;
+}
+
 /* Adds a part that starts at an unassigned node with the f-th family, if it accepts the node. p->parts has room for one
    part per node. */
 static weftStatus_t start_part(struct partitioning *p, int f, int seed) {
+    const struct candidate *best;
     bool is_cheaper;
-    TRY(find_candidates(p, f, seed));
-    /* The f-th family declines; a later one starts here. */
-    if (p->candidate_count == 0)
+    TRY(choose_candidate(&best, p, f, seed));
+    if (!best)
         return WEFT_STATUS_SUCCESS;
-    const struct candidate *best = cheapest_candidate(p);
     TRY(check_separate(&is_cheaper, p, &best->part, seed));
     /* The node stays unassigned, for later families. */
     if (is_cheaper)

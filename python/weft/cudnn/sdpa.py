@@ -143,7 +143,7 @@ class Attention(Operations):
         operation = next(o for o in reversed(self._operations) if o.kind.startswith("sdpa"))
         for key, value in rows.items():
             row = operations()[operation.kind].rows[key]
-            operation.values[key] = self._as_operand(value, row, where, key)
+            operation.values[key] = self._as_operand(operation.kind, value, row, where, key)
         return results
 
     def _drops_by_numbers(self, values: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from weft.backend import Descriptor, Row
 from weft.composite_ops import CompositeOps, computed_results, is_statistic
 from weft.enums import attribute_name, data_type, device_kind
 from weft.errors import BadParameterError, NotSupportedError
-from weft.lowering import Lowering, Nested, Operation, Shape, option
+from weft.lowering import Lowering, Nested, Operation, Shape, known_option
 from weft.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ class RecordedGraph(CompositeOps):
                 raise NotSupportedError(
                     f"{where}: the loaded library has no attribute '{key}' of {operation}."
                 )
-            kept[key] = self._as_operand(value, rows[key], where, key)
+            kept[key] = self._as_operand(operation, value, rows[key], where, key)
         made: dict[str, Tensor] = {}
         recorded = Operation(operation, name, kept, made, dtypes.data_type_of(compute_data_type))
         for key in computed_results(method, kept, results):
@@ -323,11 +323,11 @@ class RecordedGraph(CompositeOps):
             tensor.set_dim([*nested.queries._dims[:3], nested.keys._dims[2]])
         return tensor
 
-    def _as_operand(self, value: Any, rows: list[Row], operation: str, key: str) -> Any:
+    def _as_operand(self, kind: str, value: Any, rows: list[Row], operation: str, key: str) -> Any:
         """Converts a value to the form stored in its attribute; operands become tensors."""
-        if {row.role for row in rows}.isdisjoint(("input", "output")):
+        if rows[0].role not in ("input", "output") and rows[-1].role not in ("input", "output"):
             if all(row.type != "BACKEND_DESCRIPTOR" for row in rows):
-                option(rows, value, operation)  # rejects the value here rather than when the graph is built
+                known_option(kind, key, rows, value, operation)  # rejects the value before the graph is built
             return value
         if isinstance(value, (int, float)):
             takes_number = any(row.role == "option" and row.type != "BACKEND_DESCRIPTOR" for row in rows)
