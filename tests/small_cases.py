@@ -202,6 +202,38 @@ def conv(
     return build
 
 
+def steps(
+    mode: str,
+    size: tuple[int, int, int],
+    dtype: str = "f32",
+    projected: int = 0,
+    backward: bool = False,
+    **how: Any,
+) -> Any:
+    """The steps of a recurrent layer, or their gradients. size: steps, batch, units."""
+    length, batch, units = size
+    gates, saved = {"LSTM": (4, 5), "GRU": (3, 4)}.get(mode, (1, 0))
+    width = projected or units
+
+    def build(t: Maker) -> None:
+        weight, hx = t(gates * units, width, dtype=dtype), t(batch, width, dtype=dtype)
+        others = {"cx": t(batch, units, dtype=dtype)} if mode == "LSTM" else {}
+        if projected:
+            others["projection"] = t(projected, units, dtype=dtype)
+        if backward:
+            read = [t(length, batch, width, dtype=dtype) for _ in range(2)]
+            kept = t(length, batch, saved * units, dtype=dtype) if saved else None
+            results = t.g.recurrence_backward(*read, weight, kept, hx, mode=mode, **others, **how)
+        else:
+            x = t(length, batch, gates * units, dtype=dtype)
+            results = t.g.recurrence(x, weight, None, hx, mode=mode, **others, **how)
+        for result in results:
+            if result is not None:
+                t.out(result, dtype=dtype)
+
+    return build
+
+
 def sequences(
     channels: int, steps: int, taps: int, dtype: str = "bf16", last: bool = False, backward: bool = False
 ) -> Any:
@@ -1320,6 +1352,27 @@ CASES = {
     ),
     "affine grid": Case("affine", "grid", affine((5, 7))),
     "affine grid dgrad": Case("affine_bwd affine_combine", "grid", affine((9, 130), backward=True)),
+    # recurrent layers
+    "recurrent": Case("prepare forward", "recurrent", steps("LSTM", (3, 5, 20))),
+    "recurrent, projected": Case(
+        "prepare forward",
+        "recurrent",
+        steps("LSTM", (2, 3, 20), "bf16", 7, cell_clip_min=-1, cell_clip_max=0.5),
+    ),
+    "recurrent of gates": Case(
+        "prepare forward", "recurrent", steps("GRU", (3, 2, 20), "f16", is_reverse=True)
+    ),
+    "recurrent of many": Case("prepare forward", "recurrent", steps("TANH", (2, 70, 12))),
+    "recurrent dgrad": Case("prepare backward", "recurrent", steps("LSTM", (3, 5, 20), backward=True)),
+    "recurrent dgrad, projected": Case(
+        "prepare backward", "recurrent", steps("LSTM", (2, 3, 20), "bf16", 7, backward=True)
+    ),
+    "recurrent dgrad of gates": Case(
+        "prepare backward", "recurrent", steps("GRU", (3, 2, 20), "f16", backward=True, is_reverse=True)
+    ),
+    "recurrent dgrad of many": Case(
+        "prepare backward", "recurrent", steps("RELU", (2, 70, 12), backward=True)
+    ),
     # causal convolutions
     "causal": Case("forward", "causal", sequences(3, 80, 4)),
     "causal, shifted": Case("forward", "causal", sequences(3, 77, 4)),

@@ -117,6 +117,7 @@ TESTS = (
         "backend/engines/cuda/rows/",
         ["small norm|softmax|^rows|^sum", "test_cuda_rows", f"{EMULATED} few_multiprocessors"],
     ),
+    ("backend/engines/cuda/recurrent/", ["small recurrent"]),
     ("backend/engines/cuda/causal/", ["small causal", "test_cuda_causal"]),
     ("backend/engines/cuda/grid/", ["small grid", "test_cuda_grid"]),
     ("backend/engines/cuda/pooling/", ["small pool|bilinear|^mean", "test_cuda_window"]),

@@ -174,6 +174,10 @@ def test_projection_of_16_bits():
     check("LSTM", (4, 3, 20), "bf16", projected=8)
 
 
+def test_weights_that_exceed_shared_memory():
+    check("LSTM", (2, 1, 900), "f64")
+
+
 def test_cells_are_clipped():
     check("LSTM", (6, 3, 20), clip=(-0.5, 0.75))
 

@@ -30,6 +30,7 @@ extern const struct family cuda_spelled_attention; /* attention matched from pri
 extern const struct family cuda_channels;    /* batch norm of channels-last tensors, in one launch */
 extern const struct family cuda_rows;        /* reductions, softmax and norms, with adjacent pointwise operations */
 extern const struct family cuda_window;      /* pooling and interpolation */
+extern const struct family cuda_recurrent;   /* steps of recurrent layers */
 extern const struct family cuda_map;         /* pointwise operations and data movement in one sweep */
 extern const struct family cuda_causal;      /* causal convolutions of sequences */
 extern const struct family cuda_scan;        /* cumulative sums, products and extremes */
