@@ -58,6 +58,9 @@ def masked(q, k, v, mask):
 
 
 HEADS = (1, 2, 3, 4)
+STEPS, STATE = (3, 2, 4), (1, 2, 3)
+LAYER = (False, 1, 0.0, False, False, False)
+"""Arguments of recurrent networks: no biases, one layer, no dropout, inference, one way, steps first."""
 CASES = {
     "conv": (F.conv2d, ((2, 3, 5, 4), (2, 3, 3, 2), (2,))),
     "conv_transposed": (F.conv_transpose1d, ((2, 3, 5), (3, 2, 3), (2,))),
@@ -87,6 +90,10 @@ CASES = {
     "sdpa_causal": (causal, (HEADS, HEADS, HEADS)),
     "sdpa_mask": (masked, ((1, 4, 3, 4), (1, 2, 5, 4), (1, 2, 5, 4), (4, 3, 5))),
     "dropout": (dropout, ((4, 5),)),
+    "lstm": (lambda x, h, w, r: torch.lstm(x, [h, h], [w, r], *LAYER)[0], (STEPS, STATE, (12, 4), (12, 3))),
+    "gru": (lambda x, h, w, r: torch.gru(x, h, [w, r], *LAYER)[0], (STEPS, STATE, (9, 4), (9, 3))),
+    "rnn_tanh": (lambda x, h, w, r: torch.rnn_tanh(x, h, [w, r], *LAYER)[0], (STEPS, STATE, (3, 4), (3, 3))),
+    "rnn_relu": (lambda x, h, w, r: torch.rnn_relu(x, h, [w, r], *LAYER)[0], (STEPS, STATE, (3, 4), (3, 3))),
     "sdpa_dropout": (attention_with_dropout, (HEADS, HEADS, HEADS)),
 }
 RANDOM = [name for name in CASES if "dropout" in name]

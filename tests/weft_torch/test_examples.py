@@ -40,6 +40,13 @@ def test_gpt_is_trained_to_the_same_loss(example, capsys) -> None:
     assert "'aten::scaled_dot_product_attention': {'served': 24}" in capsys.readouterr().out
 
 
+def test_lstm_is_trained_to_the_same_loss(example, capsys) -> None:
+    (_, eager), (first, last) = example("lstm_language_model").main(DEVICE, width=16, steps=12)
+    assert last < first - 0.3
+    assert last == pytest.approx(eager, rel=1e-3)
+    assert "Weft served 60 of 60 calls" in capsys.readouterr().out
+
+
 def test_decoding_over_pages_is_attention_over_whole_keys(example) -> None:
     assert example("decode_step").main(tokens=18, heads=4, size=16) < 1e-5
 

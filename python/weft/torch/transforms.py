@@ -15,7 +15,7 @@ from weft.torch.ops import OPERATORS, PLACES, Operator, _library
 # ---- Autocast ----
 
 NARROW: dict[str, Sequence[int]]
-NARROW = dict.fromkeys(("conv", "linear", "mm", "bmm", "addmm", "grouped_mm", "sdpa"), ())
+NARROW = dict.fromkeys(("conv", "linear", "mm", "bmm", "addmm", "grouped_mm", "sdpa", "recurrent_layer"), ())
 NARROW |= {"quantized_linear": (0, 3)}
 """Operators that compute in the autocast type, as torch's products do, and the positions of the arguments to
 convert; () means all of them."""

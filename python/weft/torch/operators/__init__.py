@@ -15,6 +15,7 @@ from weft.torch.operators import (
     norms,
     pooling,
     quantized,
+    recurrent,
     softmax,
 )
 
@@ -32,5 +33,6 @@ __all__ = [
     "norms",
     "pooling",
     "quantized",
+    "recurrent",
     "softmax",
 ]
