@@ -1736,6 +1736,8 @@ class Graph : public detail::Operations {
     Graph &deselect_shared_mem_greater_than(std::int64_t) { return *this; }
 
     /* Asking. */
+    /** Plans that were dropped, or that could not be built so that the next one was tried, each with its reason. */
+    const std::vector<std::string> &get_refusals() const { return failures_; }
     std::int64_t get_execution_plan_count() const { return static_cast<std::int64_t>(candidates_.size()); }
     /** Size of the workspace for execute(), in bytes; its memory may have any alignment. */
     std::int64_t get_workspace_size() const { return padded(plan_.get_int(WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)); }

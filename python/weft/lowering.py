@@ -252,11 +252,13 @@ class Lowering:
         """Selects the row of an attribute that accepts a value, and converts the value to its elements."""
         if len(rows) == 1 and isinstance(value, Tensor):
             return rows[0], [self.tensor(value)]
+        if isinstance(value, (str, int)):
+            return known_option(operation.kind, key, rows, value, f"{operation.kind} '{operation.name}'")
         values = _listed(rows, value)
         if values and isinstance(values[0], Tensor):
             row = next(row for row in rows if row.type == "BACKEND_DESCRIPTOR")
             return row, [self.tensor(item) for item in values]
-        return known_option(operation.kind, key, rows, value, f"{operation.kind} '{operation.name}'")
+        return option(rows, value, f"{operation.kind} '{operation.name}'")
 
 
 _REMEMBERED = 1024
@@ -300,7 +302,7 @@ def option(rows: Sequence[Row], value: Any, operation: str) -> tuple[Row, Sequen
     """Selects the row of an option that accepts a value other than a tensor, and converts it to its
     elements."""
     values = _listed(rows, value)
-    row = next((row for row in rows if row.type != "BACKEND_DESCRIPTOR"), rows[0])
+    row = rows[0] if len(rows) == 1 else next((r for r in rows if r.type != "BACKEND_DESCRIPTOR"), rows[0])
     if row.type == "DATA_TYPE" and isinstance(value, data_type):
         return row, values
     what = f"{operation}: {row.key}"

@@ -662,6 +662,10 @@ static void plans_and_memory() {
           "graph 'g': plans are not written into CUDA graphs directly. Capture the stream of execute() instead.");
     weft::error_t damaged = g.deserialize(cpu(), {1, 2, 3});
     HOLDS(damaged == weft::error_code_t::UNSUPPORTED_GRAPH_FORMAT && !damaged.get_message().empty());
+    g.deselect_engines({"cpu.fast"});
+    GOOD(g.build(cpu()));
+    HOLDS(g.get_refusals().size() >= 1 && g.get_refusals()[0].find("cpu.fast") != std::string::npos);
+    HOLDS(g.get_refusals()[0].find("dropped by deselect_engines().") != std::string::npos);
     g.deselect_engines({"cpu.fast", "eng4"});
     weft::error_t none = g.build(cpu());
     HOLDS(none == weft::error_code_t::GRAPH_NOT_SUPPORTED);

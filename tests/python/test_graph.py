@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import weft
 from weft import backend, data_type, enums
+from weft.planning import Planner
 
 
 def says(message: str) -> str:
@@ -419,6 +420,20 @@ def test_deselecting_everything_reports_the_deselected_engines() -> None:
     assert (
         f"{'cpu.reference'} (eng{g.get_engine_count() - 1}): deselected by its name." in caught.value.reasons
     )
+
+
+def test_reason_of_a_candidate_that_cannot_be_built_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = Planner._make
+
+    def fail_first(planner: Planner, index: int, with_code: bool = False) -> backend.Descriptor:
+        if index == 0:
+            raise weft.ExecutionError("no memory for its kernels")
+        return make(planner, index, with_code)
+
+    monkeypatch.setattr(Planner, "_make", fail_first)
+    g, *_ = small()
+    g.build()
+    assert [reason.endswith(": no memory for its kernels") for reason in g.get_refusals()] == [True]
 
 
 def test_filters_keep_what_fits() -> None:

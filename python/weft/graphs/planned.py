@@ -137,6 +137,18 @@ class PlannedGraph(RecordedGraph):
         """
         return self._planner().support(device)
 
+    def get_refusals(self) -> list[str]:
+        """Candidates that were dropped, or that could not be built so that the next one was tried, each with
+        its reason.
+
+        >>> import weft
+        >>> g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="f32")
+        >>> y = g.exp(g.tensor([4]))
+        >>> g.deselect_engines(["cpu.fast"]).build().get_refusals()[0].startswith("cpu.fast")
+        True
+        """
+        return list(self._planner().failures)
+
     # ---- Filters ----
 
     def select_numeric_notes(self, notes: Iterable[enums.numerical_note]) -> Self:
