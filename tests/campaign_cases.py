@@ -361,6 +361,26 @@ def causal_convolution(s: Sketch) -> None:
     s.result(s.g.causal_conv1d(x, w, bias, activation="SWISH_FWD"), want, order=s.one(None, [0, 2, 1]))
 
 
+def recurrent_layer(s: Sketch) -> None:
+    """The steps of a recurrent layer, whose input weights are those of the identity in torch."""
+    mode, gates = s.one(("TANH", 1), ("LSTM", 4), ("GRU", 3))
+    steps, units = s.one(1, 2, 5, 17), s.size(512)
+    batch = s.size(s.limit / (steps * gates * units * units))
+    s.note(mode, steps, batch, units)
+    x, a = s.input(steps, batch, gates * units, order=s.one(None, [1, 0, 2]))
+    w, b = s.input(gates * units, units, scale=units**-0.5)
+    hx, h = s.input(batch, units)
+    identity = torch.eye(gates * units, dtype=torch.float64, device=DEVICE)
+    run = {"TANH": torch.rnn_tanh, "LSTM": torch.lstm, "GRU": torch.gru}[mode]
+    states: Any = [h[None], torch.zeros_like(h[None])] if mode == "LSTM" else h[None]
+    want = run(a, states, [identity, b], False, 1, 0.0, False, False, False)[0]
+    y, *others = s.g.recurrence(x, w, None, hx, mode=mode)
+    for other in others:
+        if other is not None:
+            other.set_output(False)
+    s.result(y, want, order=s.one(None, [1, 0, 2]))
+
+
 # ---- Attention ---------------------------------------------------------------------------------------------
 
 
@@ -794,6 +814,7 @@ FAMILIES: dict[str, tuple[Callable[[Sketch], None], int]] = {
     "scaled_product": (scaled_product, 1),
     "convolution": (convolution, 5),
     "causal_convolution": (causal_convolution, 1),
+    "recurrent_layer": (recurrent_layer, 1),
     "attention": (attention, 4),
     "attention_gradient": (attention_gradient, 5),
     "decode": (decode, 3),

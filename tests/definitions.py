@@ -225,6 +225,46 @@ def causal_conv1d_backward(
     return made
 
 
+# ---- Recurrent layers --------------------------------------------------------------------------------------
+
+
+def times_of(o: dict[str, Any], length: int) -> list[int]:
+    return list(range(length))[:: -1 if o.get("is_reverse") else 1]
+
+
+def recurrence(
+    o: dict[str, Any], x: Array, weight: Array, bias: Array | None = None, hx: Array | None = None,
+    cx: Array | None = None, seq_len: Array | None = None, projection: Array | None = None,
+) -> Results:  # fmt: skip
+    (steps, batch, rows), mode = x.shape, o.get("mode", "LSTM")
+    gates, saved = {"LSTM": (4, 5), "GRU": (3, 4)}.get(mode, (1, 0))
+    units, width = rows // gates, weight.shape[1]
+    made = {"y": np.zeros((steps, batch, width)), "gates": np.zeros((steps, batch, saved * units))}
+    made |= {"hy": np.zeros((batch, width)), "cy": np.zeros((batch, units))}
+    for b in range(batch):
+        h = np.zeros(width) if hx is None else hx[b]
+        c = np.zeros(units) if cx is None else cx[b]
+        for t in times_of(o, steps if seq_len is None else int(seq_len[b])):
+            r = (weight @ h + (0 if bias is None else bias)).reshape(gates, units)
+            a = x[t, b].reshape(gates, units)
+            if mode == "LSTM":
+                i, f, g, out = (np.tanh(s) if k == 2 else sigmoid(s) for k, s in enumerate(a + r))
+                c = f * c + i * g
+                if o.get("cell_clip_max", 0) > o.get("cell_clip_min", 0):
+                    c = np.clip(c, o.get("cell_clip_min", 0), o["cell_clip_max"])
+                h, kept = out * np.tanh(c), [i, f, g, out, c]
+                h = h if projection is None else projection @ h
+            elif mode == "GRU":
+                reset, z = sigmoid(a[0] + r[0]), sigmoid(a[1] + r[1])
+                n = np.tanh(a[2] + reset * r[2])
+                h, kept = (1 - z) * n + z * h, [reset, z, n, r[2]]
+            else:
+                h, kept = (np.tanh if mode == "TANH" else lambda s: np.maximum(s, 0))(a[0] + r[0]), [[]]
+            made["y"][t, b], made["gates"][t, b] = h, np.concatenate(kept)
+        made["hy"][b], made["cy"][b] = h, c
+    return made
+
+
 # ---- Products ----------------------------------------------------------------------------------------------
 
 
@@ -839,6 +879,7 @@ DEFINITIONS: dict[str, Callable[..., Results]] = {
     "concat": concat,
     "paged_cache_load": paged_cache_load,
     "diagonal_band_mask": diagonal_band_mask,
+    "recurrence": recurrence,
     "causal_conv1d": causal_conv1d,
     "causal_conv1d_backward": causal_conv1d_backward,
     "rng": rng,

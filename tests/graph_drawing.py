@@ -404,7 +404,7 @@ class Drawing:
         """Bilinear samples of a grid that is an input, or the gradient of the images."""
         x = self.image()
         n, c, *pixels = self.of(x)
-        if not 2 <= len(pixels) <= 3 or self.now.stored[x] not in SAMPLED:
+        if not 2 <= len(pixels) <= 3 or self.graph.values[x].type not in SAMPLED:
             raise Unfit
         positions = self.dims(len(pixels))
         y = (n, c, *positions)
@@ -685,6 +685,36 @@ class Drawing:
         results |= {"dbias": (dims[1],)} if operands["bias"] is not None else {}
         types = {key: self.wide() for key in results}
         self.add("causal_conv1d_backward", operands, results, options, types=types)
+
+    def recurrent(self) -> None:
+        """The few steps of a recurrent layer."""
+
+        def fits(d: Sequence[int]) -> bool:
+            return len(d) == 3 and 0 < d[0] <= 5 and 0 < d[1] * d[2] <= 500
+
+        x = self.some(fits, lambda: (self.r.randint(1, 5), self.r.randint(1, 6), 12 * self.r.randint(1, 3)))
+        steps, batch, rows = self.of(x)
+        gates = {"TANH": 1, "RELU": 1} | ({"LSTM": 4} if rows % 4 == 0 else {})
+        gates |= {"GRU": 3} if rows % 3 == 0 else {}
+        mode = self.r.choice(list(gates))
+        units = rows // gates[mode]
+        width = self.r.randint(1, 9) if mode == "LSTM" and self.one_in(3) else units
+        operands: dict[str, Any] = {
+            "x": x,
+            "weight": self.like((rows, width), self.matching(x) or self.wide()),
+            "bias": self.input((rows,), self.wide()) if self.one_in(2) else None,
+            "hx": self.input((batch, width), self.wide()) if self.one_in(2) else None,
+            "cx": self.input((batch, units), self.wide()) if mode == "LSTM" and self.one_in(2) else None,
+            "projection": self.input((width, units), self.wide()) if width != units else None,
+        }
+        self.check_wide(operands)
+        if self.one_in(3):
+            lengths = np.array([self.r.randint(0, steps) for _ in range(batch)])
+            operands["seq_len"] = self.input((batch,), "i32", lengths)
+        results = {"y": (steps, batch, width)} | ({"hy": (batch, width)} if self.one_in(2) else {})
+        results |= {"cy": (batch, units)} if mode == "LSTM" and self.one_in(2) else {}
+        options = {"mode": mode, "is_reverse": self.one_in(3)}
+        self.add("recurrence", operands, results, options, types={key: self.wide() for key in results})
 
     def check_wide(self, operands: dict[str, Any]) -> None:
         """Raises Unfit unless all operands are set to floats of 16 bits or more."""
@@ -1000,6 +1030,7 @@ class Drawing:
             self.rng: 1,
             self.band_mask: 2,
             self.causal: 2,
+            self.recurrent: 2,
             self.pages: 1,
             self.block_scale: 2,
             self.dequantize: 1,
