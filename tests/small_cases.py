@@ -293,6 +293,32 @@ def selected(dims: Sequence[int], k: int) -> Any:
     return build
 
 
+def recognized(
+    steps: Sequence[int], counts: Sequence[int], classes: int, dtype: str = "bf16", backward: bool = False
+) -> Any:
+    """A CTC loss with its sums of paths, or its gradient."""
+    labels = np.arange(len(counts) * max(counts)).reshape(len(counts), -1) % (classes - 1) + 1
+
+    def integers(t: Maker, values: Any) -> Any:
+        array = np.asarray(values, "i4")
+        return t(*array.shape, dtype="i32", values=array)
+
+    def build(t: Maker) -> None:
+        log_probs = t(max(steps), len(steps), classes, dtype=dtype)
+        operands = [integers(t, each) for each in (labels, steps, counts)]
+        loss, log_alpha = t.g.ctc_loss(log_probs, *operands)
+        t.out(loss, dtype="f32")
+        if backward:
+            t.out(
+                t.g.ctc_loss_backward(t(len(steps), dtype="f32"), log_probs, *operands, log_alpha),
+                dtype=dtype,
+            )
+        else:
+            t.out(log_alpha, dtype="f32")
+
+    return build
+
+
 def affine(size: Sequence[int], backward: bool = False) -> Any:
     """An affine grid, or its gradient."""
 
@@ -1328,6 +1354,10 @@ CASES = {
     "depthwise wgrad, bands": Case("depthwise_wgrad", "depthwise", depthwise("wgrad", 3, 64, (70, 29))),
     "depthwise 7x7, bands": Case("depthwise_mma", "depthwise", depthwise("fprop", 7, 64, (70, 29))),
     "depthwise wgrad": Case("depthwise_wgrad combine_splits", "depthwise", depthwise("wgrad", 3, 64)),
+    # sequences without alignment
+    "ctc": Case("alpha", "ctc", recognized([12, 9], [4, 2], 6)),
+    "ctc of many": Case("alpha", "ctc", recognized([40, 80], [35, 20], 130, dtype="f32")),
+    "ctc dgrad": Case("beta gradient", "ctc", recognized([12, 9], [4, 2], 6, backward=True)),
     # grids
     "grid": Case("sample", "grid", sampled((2, 3, 5, 7), (4, 9))),
     "grid of channels": Case("sample", "grid", sampled((2, 24, 5, 7), (4, 9), "bf16", last=True)),

@@ -419,6 +419,8 @@ RESULT_TYPES = {
     "grid_sample_backward": f"each gradient the type of its tensor{CALCULATED}",
     "affine_grid": f"the type of theta{CALCULATED}",
     "affine_grid_backward": f"the type of loss{CALCULATED}",
+    "ctc_loss": STATISTICS,
+    "ctc_loss_backward": f"the type of log_probs{CALCULATED}",
     "resample": f"y the type of x{CALCULATED}; index INT8 if it fits, otherwise INT32",
     "resample_backward": f"the type of dy{CALCULATED}",
     "norm": f"y the type of x{CALCULATED}; statistics {STATISTICS}",

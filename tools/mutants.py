@@ -119,6 +119,7 @@ TESTS = (
     ),
     ("backend/engines/cuda/recurrent/", ["small recurrent"]),
     ("backend/engines/cuda/causal/", ["small causal", "test_cuda_causal"]),
+    ("backend/engines/cuda/ctc/", ["small ctc", "test_cuda_ctc"]),
     ("backend/engines/cuda/grid/", ["small grid", "test_cuda_grid"]),
     ("backend/engines/cuda/pooling/", ["small pool|bilinear|^mean", "test_cuda_window"]),
     (

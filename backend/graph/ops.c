@@ -11,6 +11,7 @@
 #include "graph/ops/concat.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/cumprod_backward.h"
+#include "graph/ops/ctc_loss.h"
 #include "graph/ops/diagonal_band_mask.h"
 #include "graph/ops/genstats.h"
 #include "graph/ops/grid_sample.h"
@@ -48,6 +49,8 @@ const struct op *const ops[] = {
     &grid_sample_bwd_op,
     &affine_grid_op,
     &affine_grid_bwd_op,
+    &ctc_loss_op,
+    &ctc_loss_bwd_op,
     &norm_forward_op,
     &norm_backward_op,
     &genstats_op,

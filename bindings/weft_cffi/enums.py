@@ -378,6 +378,10 @@ class descriptor_type(IntEnum):
     """Grids of positions under affine transformations."""
     OPERATION_AFFINE_GRID_BWD_DESCRIPTOR_EXT = 10043
     """Gradients of the transformations."""
+    OPERATION_CTC_LOSS_FWD_DESCRIPTOR_EXT = 10044
+    """Connectionist temporal classification: the loss of sequences without alignment."""
+    OPERATION_CTC_LOSS_BWD_DESCRIPTOR_EXT = 10045
+    """Gradient of the loss of sequences without alignment."""
     OPERATION_RECURRENCE_FWD_DESCRIPTOR_EXT = 10061
     """The steps of one layer and direction of a recurrent network."""
     OPERATION_RECURRENCE_BWD_DESCRIPTOR_EXT = 10062
@@ -1391,6 +1395,48 @@ class attribute_name(IntEnum):
     """BOOLEAN: guarantees that an index [M] ascends; default false."""
     OPERATION_SCATTER_ADD_COMP_TYPE_EXT = 10456
     """DATA_TYPE: accumulation type; default INT64 for integers, otherwise FLOAT."""
+    OPERATION_CTC_LOSS_FWD_LOG_PROBS_DESC_EXT = 10550
+    """TENSOR descriptor: logarithms of probabilities, [T, N, C]."""
+    OPERATION_CTC_LOSS_FWD_TARGETS_DESC_EXT = 10551
+    """TENSOR descriptor: INT32 or INT64, labels, [N, S] or, concatenated, [labels]."""
+    OPERATION_CTC_LOSS_FWD_INPUT_LENGTHS_DESC_EXT = 10552
+    """TENSOR descriptor: INT32 or INT64, steps of each sequence, [N]."""
+    OPERATION_CTC_LOSS_FWD_TARGET_LENGTHS_DESC_EXT = 10553
+    """TENSOR descriptor: INT32 or INT64, labels of each sequence, [N]."""
+    OPERATION_CTC_LOSS_FWD_LOSS_DESC_EXT = 10554
+    """TENSOR descriptor: result, loss of each sequence, [N]."""
+    OPERATION_CTC_LOSS_FWD_LOG_ALPHA_DESC_EXT = 10555
+    """TENSOR descriptor, optional: result for the gradient, [N, T, 2 S + 1]."""
+    OPERATION_CTC_LOSS_FWD_BLANK_EXT = 10556
+    """INT64: the class that is blank; default 0."""
+    OPERATION_CTC_LOSS_FWD_ZERO_INFINITY_EXT = 10557
+    """BOOLEAN: whether infinite losses and their gradients are 0; default false."""
+    OPERATION_CTC_LOSS_FWD_MAX_TARGET_LENGTH_EXT = 10558
+    """INT64: S for concatenated targets; default 0: the number of all labels."""
+    OPERATION_CTC_LOSS_FWD_COMP_TYPE_EXT = 10559
+    """DATA_TYPE: type of sums; default FLOAT."""
+    OPERATION_CTC_LOSS_BWD_DLOSS_DESC_EXT = 10570
+    """TENSOR descriptor: gradient of each loss, [N]."""
+    OPERATION_CTC_LOSS_BWD_LOG_PROBS_DESC_EXT = 10571
+    """TENSOR descriptor: logarithms of probabilities, [T, N, C]."""
+    OPERATION_CTC_LOSS_BWD_TARGETS_DESC_EXT = 10572
+    """TENSOR descriptor: INT32 or INT64, labels, [N, S] or, concatenated, [labels]."""
+    OPERATION_CTC_LOSS_BWD_INPUT_LENGTHS_DESC_EXT = 10573
+    """TENSOR descriptor: INT32 or INT64, steps of each sequence, [N]."""
+    OPERATION_CTC_LOSS_BWD_TARGET_LENGTHS_DESC_EXT = 10574
+    """TENSOR descriptor: INT32 or INT64, labels of each sequence, [N]."""
+    OPERATION_CTC_LOSS_BWD_LOG_ALPHA_DESC_EXT = 10575
+    """TENSOR descriptor: result of the forward operation, [N, T, 2 S + 1]."""
+    OPERATION_CTC_LOSS_BWD_DLOG_PROBS_DESC_EXT = 10576
+    """TENSOR descriptor: output, gradient of the logits or of log_probs, [T, N, C]."""
+    OPERATION_CTC_LOSS_BWD_BLANK_EXT = 10577
+    """INT64: the class that is blank; default 0."""
+    OPERATION_CTC_LOSS_BWD_ZERO_INFINITY_EXT = 10578
+    """BOOLEAN: whether infinite losses and their gradients are 0; default false."""
+    OPERATION_CTC_LOSS_BWD_MAX_TARGET_LENGTH_EXT = 10579
+    """INT64: S for concatenated targets; default 0: the number of all labels."""
+    OPERATION_CTC_LOSS_BWD_COMP_TYPE_EXT = 10580
+    """DATA_TYPE: type of sums; default FLOAT."""
     OPERATION_ROPE_FWD_XDESC = 3400
     """TENSOR descriptor: input; its last dimension has the elements of a head."""
     OPERATION_ROPE_FWD_YDESC = 3401

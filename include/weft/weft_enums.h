@@ -322,6 +322,10 @@ typedef enum {
         /**< Grids of positions under affine transformations. */
     WEFT_BACKEND_OPERATION_AFFINE_GRID_BWD_DESCRIPTOR_EXT = 10043,
         /**< Gradients of the transformations. */
+    WEFT_BACKEND_OPERATION_CTC_LOSS_FWD_DESCRIPTOR_EXT = 10044,
+        /**< Connectionist temporal classification: the loss of sequences without alignment. */
+    WEFT_BACKEND_OPERATION_CTC_LOSS_BWD_DESCRIPTOR_EXT = 10045,
+        /**< Gradient of the loss of sequences without alignment. */
     WEFT_BACKEND_OPERATION_RECURRENCE_FWD_DESCRIPTOR_EXT = 10061,
         /**< The steps of one layer and direction of a recurrent network. */
     WEFT_BACKEND_OPERATION_RECURRENCE_BWD_DESCRIPTOR_EXT = 10062
@@ -1489,6 +1493,56 @@ typedef enum {
         /**< BOOLEAN: guarantees that an index [M] ascends; default false. */
     WEFT_ATTR_OPERATION_SCATTER_ADD_COMP_TYPE_EXT = 10456,
         /**< DATA_TYPE: accumulation type; default INT64 for integers, otherwise FLOAT. */
+
+    /* OPERATION_CTC_LOSS_FWD: loss[n] = -log of the probability that sequence n reads as its labels,
+       if its steps may repeat a label or be blank. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_FWD_LOG_PROBS_DESC_EXT = 10550,
+        /**< TENSOR descriptor: logarithms of probabilities, [T, N, C]. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_FWD_TARGETS_DESC_EXT = 10551,
+        /**< TENSOR descriptor: INT32 or INT64, labels, [N, S] or, concatenated,
+             [labels]. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_FWD_INPUT_LENGTHS_DESC_EXT = 10552,
+        /**< TENSOR descriptor: INT32 or INT64, steps of each sequence, [N]. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_FWD_TARGET_LENGTHS_DESC_EXT = 10553,
+        /**< TENSOR descriptor: INT32 or INT64, labels of each sequence, [N]. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_FWD_LOSS_DESC_EXT = 10554,
+        /**< TENSOR descriptor: result, loss of each sequence, [N]. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_FWD_LOG_ALPHA_DESC_EXT = 10555,
+        /**< TENSOR descriptor, optional: result for the gradient, [N, T, 2 S + 1]. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_FWD_BLANK_EXT = 10556,
+        /**< INT64: the class that is blank; default 0. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_FWD_ZERO_INFINITY_EXT = 10557,
+        /**< BOOLEAN: whether infinite losses and their gradients are 0; default false. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_FWD_MAX_TARGET_LENGTH_EXT = 10558,
+        /**< INT64: S for concatenated targets; default 0: the number of all labels. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_FWD_COMP_TYPE_EXT = 10559,
+        /**< DATA_TYPE: type of sums; default FLOAT. */
+
+    /* OPERATION_CTC_LOSS_BWD: the gradient by the logits of which log_probs is the log_softmax. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_BWD_DLOSS_DESC_EXT = 10570,
+        /**< TENSOR descriptor: gradient of each loss, [N]. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_BWD_LOG_PROBS_DESC_EXT = 10571,
+        /**< TENSOR descriptor: logarithms of probabilities, [T, N, C]. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_BWD_TARGETS_DESC_EXT = 10572,
+        /**< TENSOR descriptor: INT32 or INT64, labels, [N, S] or, concatenated,
+             [labels]. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_BWD_INPUT_LENGTHS_DESC_EXT = 10573,
+        /**< TENSOR descriptor: INT32 or INT64, steps of each sequence, [N]. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_BWD_TARGET_LENGTHS_DESC_EXT = 10574,
+        /**< TENSOR descriptor: INT32 or INT64, labels of each sequence, [N]. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_BWD_LOG_ALPHA_DESC_EXT = 10575,
+        /**< TENSOR descriptor: result of the forward operation, [N, T, 2 S + 1]. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_BWD_DLOG_PROBS_DESC_EXT = 10576,
+        /**< TENSOR descriptor: output, gradient of the logits or of log_probs,
+             [T, N, C]. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_BWD_BLANK_EXT = 10577,
+        /**< INT64: the class that is blank; default 0. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_BWD_ZERO_INFINITY_EXT = 10578,
+        /**< BOOLEAN: whether infinite losses and their gradients are 0; default false. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_BWD_MAX_TARGET_LENGTH_EXT = 10579,
+        /**< INT64: S for concatenated targets; default 0: the number of all labels. */
+    WEFT_ATTR_OPERATION_CTC_LOSS_BWD_COMP_TYPE_EXT = 10580,
+        /**< DATA_TYPE: type of sums; default FLOAT. */
 
     /* OPERATION_ROPE_FWD: rotates the last ROPE_DIM elements of each head; the others are only
        scaled. */

@@ -1306,6 +1306,62 @@ class Affine_grid_backward_attributes : public detail::Attributes<Affine_grid_ba
         return this->template get_value<bool>(WEFT_ATTR_OPERATION_AFFINE_GRID_BWD_ALIGN_CORNERS_EXT).value_or(false);
     }
 };
+/** Attributes of ctc_loss: connectionist temporal classification. */
+class Ctc_loss_attributes : public detail::Attributes<Ctc_loss_attributes> {
+  public:
+    /** the class that is blank */
+    Ctc_loss_attributes &set_blank(std::int64_t values) {
+        this->put(WEFT_ATTR_OPERATION_CTC_LOSS_FWD_BLANK_EXT, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::optional<std::int64_t> get_blank() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_CTC_LOSS_FWD_BLANK_EXT);
+    }
+    /** whether infinite losses and their gradients are 0 */
+    Ctc_loss_attributes &set_zero_infinity(bool values) {
+        this->put(WEFT_ATTR_OPERATION_CTC_LOSS_FWD_ZERO_INFINITY_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_zero_infinity() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_CTC_LOSS_FWD_ZERO_INFINITY_EXT).value_or(false);
+    }
+    /** S for targets [labels]; unset or 0: the number of all labels */
+    Ctc_loss_attributes &set_max_target_length(std::int64_t values) {
+        this->put(WEFT_ATTR_OPERATION_CTC_LOSS_FWD_MAX_TARGET_LENGTH_EXT, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::optional<std::int64_t> get_max_target_length() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_CTC_LOSS_FWD_MAX_TARGET_LENGTH_EXT);
+    }
+};
+/** Attributes of ctc_loss_backward: gradient of ctc_loss by logits, or by log_probs. */
+class Ctc_loss_backward_attributes : public detail::Attributes<Ctc_loss_backward_attributes> {
+  public:
+    /** the class that is blank */
+    Ctc_loss_backward_attributes &set_blank(std::int64_t values) {
+        this->put(WEFT_ATTR_OPERATION_CTC_LOSS_BWD_BLANK_EXT, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::optional<std::int64_t> get_blank() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_CTC_LOSS_BWD_BLANK_EXT);
+    }
+    /** whether infinite losses and their gradients are 0 */
+    Ctc_loss_backward_attributes &set_zero_infinity(bool values) {
+        this->put(WEFT_ATTR_OPERATION_CTC_LOSS_BWD_ZERO_INFINITY_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_zero_infinity() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_CTC_LOSS_BWD_ZERO_INFINITY_EXT).value_or(false);
+    }
+    /** S for targets [labels]; unset or 0: the number of all labels */
+    Ctc_loss_backward_attributes &set_max_target_length(std::int64_t values) {
+        this->put(WEFT_ATTR_OPERATION_CTC_LOSS_BWD_MAX_TARGET_LENGTH_EXT, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::optional<std::int64_t> get_max_target_length() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_CTC_LOSS_BWD_MAX_TARGET_LENGTH_EXT);
+    }
+};
 /** Attributes of layernorm: norm over the dimensions that the scale covers. */
 class Layernorm_attributes : public detail::Attributes<Layernorm_attributes> {
   public:
@@ -3181,6 +3237,36 @@ class Operations : public Recorder {
                            WEFT_ATTR_OPERATION_AFFINE_GRID_BWD_COMP_TYPE_EXT,
                            {{WEFT_ATTR_OPERATION_AFFINE_GRID_BWD_DGRID_DESC_EXT, "loss", loss, true}},
                            {{WEFT_ATTR_OPERATION_AFFINE_GRID_BWD_DTHETA_DESC_EXT, "DTHETA", false, true, true}});
+        return made[0];
+    }
+    /** connectionist temporal classification. Returns loss, log_alpha. */
+    std::array<Tensor, 2> ctc_loss(const Operand &log_probs, const Operand &targets, const Operand &input_lengths,
+                                   const Operand &target_lengths, graph::Ctc_loss_attributes attributes = {}) {
+        auto made =
+            record("ctc_loss", WEFT_BACKEND_OPERATION_CTC_LOSS_FWD_DESCRIPTOR_EXT, attributes,
+                   WEFT_ATTR_OPERATION_CTC_LOSS_FWD_COMP_TYPE_EXT,
+                   {{WEFT_ATTR_OPERATION_CTC_LOSS_FWD_LOG_PROBS_DESC_EXT, "log_probs", log_probs, true},
+                    {WEFT_ATTR_OPERATION_CTC_LOSS_FWD_TARGETS_DESC_EXT, "targets", targets, true},
+                    {WEFT_ATTR_OPERATION_CTC_LOSS_FWD_INPUT_LENGTHS_DESC_EXT, "input_lengths", input_lengths, true},
+                    {WEFT_ATTR_OPERATION_CTC_LOSS_FWD_TARGET_LENGTHS_DESC_EXT, "target_lengths", target_lengths, true}},
+                   {{WEFT_ATTR_OPERATION_CTC_LOSS_FWD_LOSS_DESC_EXT, "LOSS", false, true, true},
+                    {WEFT_ATTR_OPERATION_CTC_LOSS_FWD_LOG_ALPHA_DESC_EXT, "LOG_ALPHA", false, true, false}});
+        return to_array<2>(made);
+    }
+    /** gradient of ctc_loss by logits, or by log_probs. Returns dlog_probs. */
+    Tensor ctc_loss_backward(const Operand &loss, const Operand &log_probs, const Operand &targets,
+                             const Operand &input_lengths, const Operand &target_lengths, const Operand &log_alpha,
+                             graph::Ctc_loss_backward_attributes attributes = {}) {
+        auto made =
+            record("ctc_loss_backward", WEFT_BACKEND_OPERATION_CTC_LOSS_BWD_DESCRIPTOR_EXT, attributes,
+                   WEFT_ATTR_OPERATION_CTC_LOSS_BWD_COMP_TYPE_EXT,
+                   {{WEFT_ATTR_OPERATION_CTC_LOSS_BWD_DLOSS_DESC_EXT, "loss", loss, true},
+                    {WEFT_ATTR_OPERATION_CTC_LOSS_BWD_LOG_PROBS_DESC_EXT, "log_probs", log_probs, true},
+                    {WEFT_ATTR_OPERATION_CTC_LOSS_BWD_TARGETS_DESC_EXT, "targets", targets, true},
+                    {WEFT_ATTR_OPERATION_CTC_LOSS_BWD_INPUT_LENGTHS_DESC_EXT, "input_lengths", input_lengths, true},
+                    {WEFT_ATTR_OPERATION_CTC_LOSS_BWD_TARGET_LENGTHS_DESC_EXT, "target_lengths", target_lengths, true},
+                    {WEFT_ATTR_OPERATION_CTC_LOSS_BWD_LOG_ALPHA_DESC_EXT, "log_alpha", log_alpha, true}},
+                   {{WEFT_ATTR_OPERATION_CTC_LOSS_BWD_DLOG_PROBS_DESC_EXT, "DLOG_PROBS", false, true, true}});
         return made[0];
     }
     /** norm over the dimensions that the scale covers. Returns y, mean, inv_variance. */

@@ -3371,6 +3371,134 @@ class Ops:
         )
         return outputs[0]
 
+    def ctc_loss(
+        self,
+        log_probs: Operand,
+        targets: Operand,
+        input_lengths: Operand,
+        target_lengths: Operand,
+        blank: int = 0,
+        zero_infinity: bool = False,
+        max_target_length: int = 0,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor | Any]:
+        """Connectionist temporal classification.
+
+            loss[n] = -log of the sum over all paths that read as targets[n] of prod_t exp(log_probs[t, n,
+                path[t]])
+
+        Args:
+            log_probs: logarithms of probabilities, [T, N, C].
+            targets: labels of each sequence, padded, or of all one after the other; INT32 or INT64, [N, S] or
+                [labels].
+            input_lengths: steps of each sequence; INT32 or INT64, [N].
+            target_lengths: labels of each sequence; INT32 or INT64, [N].
+            blank: the class that is blank; default 0.
+            zero_infinity: whether infinite losses and their gradients are 0; default False.
+            max_target_length: S for targets [labels]; unset or 0: the number of all labels; default 0.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            loss: loss of each sequence, [N].
+            log_alpha: log-probability of the paths to each state, for the gradient, [N, T, 2 S + 1]; None if
+                not computed.
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: FLOAT, or DOUBLE for DOUBLE operands.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> log_probs = np.log(np.full((2, 1, 3), 1 / 3, "f4"))  # two steps, one sequence, three classes
+        >>> one = np.int32([1])
+        >>> loss, _ = g.ctc_loss(log_probs, np.int32([[2]]), 2 * one, one)  # 2 -, - 2, or 2 2 read as 2
+        >>> round(float(np.exp(-g()[0])[0]) * 9, 3)
+        3.0
+        """
+        values = {
+            "log_probs": log_probs,
+            "targets": targets,
+            "input_lengths": input_lengths,
+            "target_lengths": target_lengths,
+            "blank": blank,
+            "zero_infinity": zero_infinity,
+            "max_target_length": max_target_length,
+        }
+        results = ("loss", "log_alpha")
+        outputs = self._operation("ctc_loss", "ctc_loss", values, results, compute_data_type, name)
+        return outputs[0], outputs[1]
+
+    def ctc_loss_backward(
+        self,
+        loss: Operand,
+        log_probs: Operand,
+        targets: Operand,
+        input_lengths: Operand,
+        target_lengths: Operand,
+        log_alpha: Operand,
+        blank: int = 0,
+        zero_infinity: bool = False,
+        max_target_length: int = 0,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Gradient of ctc_loss by logits, or by log_probs.
+
+            dlog_probs[t,n,c] = loss[n] * (exp(log_probs[t,n,c]) - P(step t of n reads c))
+
+        Args:
+            loss: gradient of each loss, [N].
+            log_probs: logarithms of probabilities, [T, N, C].
+            targets: labels of each sequence, padded, or of all one after the other; INT32 or INT64, [N, S] or
+                [labels].
+            input_lengths: steps of each sequence; INT32 or INT64, [N].
+            target_lengths: labels of each sequence; INT32 or INT64, [N].
+            log_alpha: result of the forward operation, [N, T, 2 S + 1].
+            blank: the class that is blank; default 0.
+            zero_infinity: whether infinite losses and their gradients are 0; default False.
+            max_target_length: S for targets [labels]; unset or 0: the number of all labels; default 0.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            dlog_probs: gradient of the logits or of log_probs, [T, N, C].
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of log_probs; virtual results have the
+                compute type, or DOUBLE.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> log_probs, one = np.log(np.full((1, 1, 2), 0.5, "f4")), np.int32([1])
+        >>> loss, log_alpha = g.ctc_loss(log_probs, np.int32([[1]]), one, one)
+        >>> _ = g.ctc_loss_backward(np.float32([1]), log_probs, np.int32([[1]]), one, one, log_alpha)
+        >>> g()[-1]  # by the logits
+        array([[[ 0.5, -0.5]]], dtype=float32)
+        """
+        values = {
+            "dloss": loss,
+            "log_probs": log_probs,
+            "targets": targets,
+            "input_lengths": input_lengths,
+            "target_lengths": target_lengths,
+            "log_alpha": log_alpha,
+            "blank": blank,
+            "zero_infinity": zero_infinity,
+            "max_target_length": max_target_length,
+        }
+        results = ("dlog_probs",)
+        outputs = self._operation(
+            "ctc_loss_backward", "ctc_loss_backward", values, results, compute_data_type, name
+        )
+        return outputs[0]
+
     def layernorm(
         self,
         norm_forward_phase: enums.norm_forward_phase | str,

@@ -672,6 +672,98 @@ def test_causal_convolution(api: Api, family: str, activation: int, dtype: Any) 
     close(db, gradients[2] + 1, EPSILON[dtype])
 
 
+# ---- Spatial transformers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (2, 0.5)])
+def test_spatial_transformer(api: Api, alpha: float, beta: float, dtype: Any) -> None:
+    """Grids whose ends are the centers of the first and last elements, and samples that are 0 outside."""
+    x, theta = normal(2, 3, 5, 6, dtype=dtype), normal(2, 2, 3, dtype=dtype)
+    y, dy, old = (normal(2, 3, 4, 7, dtype=dtype) for _ in range(3))
+    grid, dgrid, old_grid = (normal(2, 4, 7, 2, dtype=dtype) for _ in range(3))
+    dx, old_x, dtheta = (
+        normal(2, 3, 5, 6, dtype=dtype),
+        normal(2, 3, 5, 6, dtype=dtype),
+        torch.zeros_like(theta),
+    )
+    y[:], dgrid[:], dx[:] = old, old_grid, old_x
+    transformer = api.library.create("SpatialTransformer")
+    api.library.SetSpatialTransformerNdDescriptor(transformer, 0, TYPES[dtype], 4, ints([2, 3, 4, 7]))
+    api.SpatialTfGridGeneratorForward(transformer, at(theta), at(grid))
+    leaf, exact_x = theta.double().requires_grad_(), x.double().requires_grad_()
+    exact = F.affine_grid(leaf, [2, 3, 4, 7], align_corners=True)
+    close(grid, exact, EPSILON[dtype])
+    positions = grid.double().requires_grad_()
+    expected = F.grid_sample(exact_x, positions, align_corners=True)
+    of_x, of_grid = torch.autograd.grad(expected, (exact_x, positions), dy.double())
+    x_desc, y_desc = api.tensor(x), api.tensor(y)
+    factors = number(alpha, x), number(beta, x)
+    api.SpatialTfSamplerForward(transformer, factors[0], x_desc, at(x), at(grid), factors[1], y_desc, at(y))
+    close(y, alpha * expected + beta * old, EPSILON[dtype])
+    api.SpatialTfSamplerBackward(
+        *(transformer, factors[0], x_desc, at(x), factors[1], x_desc, at(dx)),
+        *(factors[0], y_desc, at(dy), at(grid), factors[1], at(dgrid)),
+    )
+    close(dx, alpha * of_x + beta * old_x, EPSILON[dtype])
+    close(dgrid, alpha * of_grid + beta * old_grid, 10 * EPSILON[dtype])
+    api.SpatialTfGridGeneratorBackward(transformer, at(dgrid), at(dtheta))
+    close(dtheta, torch.autograd.grad(exact, leaf, dgrid.double())[0], EPSILON[dtype])
+
+
+def test_spatial_transformers_are_bilinear(api: Api) -> None:
+    transformer = api.library.create("SpatialTransformer")
+    with pytest.raises(CudnnError, match=r"sampler 1: expected 0\."):
+        api.library.SetSpatialTransformerNdDescriptor(transformer, 1, 0, 4, ints([2, 3, 4, 7]))
+
+
+# ---- CTC loss ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_softmax", [False, True])
+@pytest.mark.parametrize("has_lengths_on_host", [False, True])
+def test_ctc_loss(api: Api, has_lengths_on_host: bool, is_softmax: bool) -> None:
+    """Probabilities or logits; gradients are by the logits in both cases."""
+    steps, counts = [9, 7, 9], [3, 0, 4]
+    logits = normal(9, 3, 6)
+    given = logits if is_softmax else logits.softmax(-1)
+    labels = torch.randint(1, 6, (sum(counts),), dtype=torch.int32)
+    leaf = logits.double().requires_grad_()
+    lengths = torch.tensor(steps), torch.tensor(counts)
+    expected = F.ctc_loss(leaf.log_softmax(-1), labels.long(), *lengths, reduction="none")
+    (gradient,) = torch.autograd.grad(expected.sum(), leaf)
+    ctc, size = api.library.create("CTCLoss"), C.c_size_t()
+    api.library.SetCTCLossDescriptor_v9(ctc, 0, int(is_softmax), 0, 4)
+    probs_desc, costs, found = api.tensor(given), torch.zeros(3), torch.zeros_like(given)
+    if has_lengths_on_host:
+        host = ints(labels.tolist()), ints(counts), ints(steps)
+        api.GetCTCLossWorkspaceSize(probs_desc, probs_desc, *host, 0, ctc, C.byref(size))
+        workspace = torch.zeros(size.value, dtype=torch.uint8)
+        api.CTCLoss(
+            *(probs_desc, at(given), *host, at(costs), probs_desc, at(found)),
+            *(0, ctc, at(workspace), C.c_size_t(size.value)),
+        )
+    else:
+        on_device = [labels, *(torch.tensor(each, dtype=torch.int32) for each in (counts, steps))]
+        api.GetCTCLossWorkspaceSize_v8(0, ctc, probs_desc, probs_desc, C.byref(size))
+        api.CTCLoss_v8(
+            *(0, ctc, probs_desc, at(given), *map(at, on_device), at(costs)),
+            *(probs_desc, at(found), C.c_size_t(size.value), None),
+        )
+    close(costs, expected.detach(), 1e-5)
+    close(found, gradient, 1e-5)
+
+
+def test_ctc_descriptor(api: Api) -> None:
+    ctc, type_, mode, gradients, longest = api.library.create("CTCLoss"), *(C.c_int() for _ in range(4))
+    api.library.SetCTCLossDescriptor_v9(ctc, 0, 1, 1, 12)
+    results = [C.byref(each) for each in (type_, mode, gradients, longest)]
+    api.library.GetCTCLossDescriptor_v9(ctc, *results)
+    assert [each.value for each in (type_, mode, gradients, longest)] == [0, 1, 1, 12]
+    with pytest.raises(CudnnError, match=r"data type 1: expected 0 \(FLOAT\)\."):
+        api.library.SetCTCLossDescriptor(ctc, 1)
+
+
 # ---- Dropout -----------------------------------------------------------------------------------------------
 
 

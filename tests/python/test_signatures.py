@@ -101,8 +101,8 @@ WHOLE = {
 # Not in cuDNN's Python frontend: Weft's own methods may grow, but each is listed here.
 OURS = """
 affine_grid affine_grid_backward argmax argmin atan2 bn_finalize causal_conv1d causal_conv1d_backward
-cummax cummin cumprod cumprod_backward cumsum dbn_weight diagonal_band_mask floor_mod grid_sample
-grid_sample_backward groupnorm groupnorm_backward logsumexp paged_cache_load recurrence
+ctc_loss ctc_loss_backward cummax cummin cumprod cumprod_backward cumsum dbn_weight diagonal_band_mask
+floor_mod grid_sample grid_sample_backward groupnorm groupnorm_backward logsumexp paged_cache_load recurrence
 recurrence_backward resample resample_backward rng
 scaled_dot_product_flash_attention scaled_dot_product_flash_attention_backward softmax top_k
 """

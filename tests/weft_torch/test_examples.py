@@ -47,6 +47,11 @@ def test_lstm_is_trained_to_the_same_loss(example, capsys) -> None:
     assert "Weft served 60 of 60 calls" in capsys.readouterr().out
 
 
+def test_strings_are_read_from_signals_without_alignment(example, capsys) -> None:
+    assert example("ctc_recognizer").main(steps=120, batch=16) > 0.7
+    assert re.search(r"'aten::_ctc_loss': \{'served': 120\}", capsys.readouterr().out)
+
+
 def test_decoding_over_pages_is_attention_over_whole_keys(example) -> None:
     assert example("decode_step").main(tokens=18, heads=4, size=16) < 1e-5
 

@@ -21,6 +21,7 @@ extern const struct family cpu_scan;        /* cumulative sums, products and ext
 extern const struct family cpu_top_k;       /* the largest or smallest elements along a dimension */
 extern const struct family cpu_grid;        /* samples of images at the positions of a grid, forward and backward */
 extern const struct family cpu_affine_grid; /* grids of positions under affine transformations */
+extern const struct family cpu_ctc;         /* losses of sequences without alignment, forward and backward */
 extern const struct family cpu_reference;   /* any single operation, as defined */
 
 #endif

@@ -84,6 +84,10 @@ _EXAMPLES: dict[str, Callable[[_Example], Any]] = {
     "grid_sample_backward": lambda e: e.g.grid_sample_backward(e.t(4, 16, 6, 6), e.t(*FULL), e.t(4, 6, 6, 2)),
     "affine_grid": lambda e: e.g.affine_grid(e.t(4, 2, 3), [6, 6]),
     "affine_grid_backward": lambda e: e.g.affine_grid_backward(e.t(4, 6, 6, 2)),
+    "ctc_loss": lambda e: e.g.ctc_loss(e.t(9, 4, 8), e.integers(4, 3), e.integers(4), e.integers(4)),
+    "ctc_loss_backward": lambda e: e.g.ctc_loss_backward(
+        e.t(4), e.t(9, 4, 8), e.integers(4, 3), e.integers(4), e.integers(4), e.t(4, 9, 7)
+    ),
     "layernorm": lambda e: e.g.layernorm(TRAINING, e.t(*FULL), e.t(*LAST), e.t(*LAST), 1e-5),
     "adalayernorm": lambda e: e.g.adalayernorm(TRAINING, e.t(*FULL), e.t(4, 1, 1, 8), e.t(4, 1, 1, 8), 1e-5),
     "instancenorm": lambda e: e.g.instancenorm(TRAINING, e.t(*FULL), e.t(*CHANNEL), e.t(*CHANNEL), 1e-5),
@@ -245,7 +249,7 @@ def markdown() -> str:
         "valid graph runs: if no faster family supports an operation, `cpu.fast` runs it with the",
         "reference family. `Graph.explain()` shows which operations are fused and why families declined.",
         "`cuda.tf32` exists for graphs with float32 matmuls; it rounds their operands to TF32 if that is",
-        "faster. `cuda.unordered` exists for graphs with attention gradients; it accumulates some of them in",
+        "faster. `cuda.unordered` exists for gradients of attention and grid samples; it adds some of them up in",
         "an order that varies between runs.",
         "",
         f"| operation | methods | {' | '.join(f'`{engine}`' for engine in engines)} |",
