@@ -91,7 +91,7 @@ def main(device: str = "cpu", steps: int = 150, batch: int = 32) -> float:
             found = read(model(x), lengths)
     right = sum(a == b for a, b in zip(found, strings, strict=True)) / len(strings)
     print(f"{right:.0%} of new strings are read without a mistake")
-    print(enabled.report())
+    print(dict(enabled.report()))
     return right
 
 
