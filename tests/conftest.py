@@ -55,6 +55,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     longest_first(items)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Appends each failure to the file $WEFT_TEST_FAILURES at once, so that a run that is stopped leaves the
+    reasons."""
+    path = os.environ.get("WEFT_TEST_FAILURES")
+    if report.failed and path and "PYTEST_XDIST_WORKER" not in os.environ:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{report.nodeid} {report.when}\n{report.longreprtext}\n")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = terminalreporter.getreports("skipped")
     for report in skipped:

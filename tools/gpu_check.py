@@ -107,7 +107,10 @@ def findings(text: str) -> Iterator[str]:
 def run(title: str, command: Sequence[str], args: argparse.Namespace, **extra: str) -> Result:
     """Runs a part and prints the relevant part of its output."""
     start = time.perf_counter()
-    code, text = execute(command, args.seconds, extra)
+    with tempfile.NamedTemporaryFile("r") as failures:
+        code, text = execute(command, args.seconds, {**extra, "WEFT_TEST_FAILURES": failures.name})
+        if code == 124:  # pytest prints the reasons of failures at its end, which it did not reach
+            text += failures.read()
     seconds = time.perf_counter() - start
     if args.logs:
         args.logs.mkdir(parents=True, exist_ok=True)
