@@ -138,12 +138,17 @@ coverage: $(VENV)/.ready
 mutants: $(VENV)/.mutants
 	@$(BIN)/python tools/mutants.py --sample $(or $(SAMPLE),20) --seed $(or $(SEED),1) $(FILE)
 
-lint: $(VENV)/.ready
-	@$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+# Types and formatting side by side: each takes seconds.
+lint: lint-types lint-format
+
+lint-types: $(VENV)/.ready
+	@$(BIN)/mypy --no-error-summary
+
+lint-format: $(VENV)/.ready
 	@$(BIN)/ruff check --quiet --output-format concise .
 	@$(BIN)/ruff format --quiet --diff .
-	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/python tools/sizes.py --check
+	@$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 
 tidy: build $(VENV)/.tidy
 	@find backend compat/torch compat/xla -name '*.c' | \
@@ -157,4 +162,5 @@ format: $(VENV)/.ready
 clean:
 	rm -rf build dist python/weft/lib
 
-.PHONY: help build sanitize aarch64 bindings demo bench check test test-all emulated coverage mutants lint format clean
+.PHONY: help build sanitize aarch64 bindings demo bench check test test-all emulated coverage mutants lint lint-types \
+	lint-format format clean

@@ -14,9 +14,10 @@ import pytest
 import random_graphs
 import weft
 from definitions import DEFINITIONS
-from random_graphs import Graph
+from graph_evaluation import FLOATS
+from random_graphs import Graph, Node
 from tiers import DAY
-from weft import backend
+from weft import backend, dtypes
 
 COUNT, PARTS = 300, 6
 FIRST = 1_000_000  # numbers below it are those of campaigns
@@ -61,6 +62,33 @@ def test_wrong_numbers_are_found() -> None:
                 found.append(bool(random_graphs.compare(got, expected, v)))
     assert len(found) > 50
     assert np.mean(found) > 0.85
+
+
+def type_of_results(node: Node, types: dict[int, str], compute: str) -> str:
+    """The type that an operation infers for its results; empty where a mix of types decides."""
+    given = {types[v] for v in node.reads}
+    if node.op in ("reshape", "transpose", "slice", "paged_cache_load"):
+        return types[node.reads[0]]
+    if node.op in ("pointwise", "concat"):
+        return ""
+    if given == {"f64"} and compute in ("", "f64"):
+        return "f64"
+    return "f32" if given <= {*FLOATS} - {"f64"} and compute != "f64" else ""
+
+
+def test_types_of_results_are_inferred() -> None:
+    """Moved elements keep their type. Computed ones are floats, or doubles where all operands are doubles."""
+    seen = set()
+    for graph in map(random_graphs.make, range(120)):
+        g, tensors = random_graphs.draw(graph)
+        g.build_operation_graph()
+        types = {v: dtypes.of(tensor.dtype).name for v, tensor in tensors.items()}
+        for node in graph.nodes:
+            want = type_of_results(node, types, graph.compute)
+            unset = [key for key, v in node.results.items() if want and not graph.values[v].type]
+            seen |= {(node.op, key) for key in unset}
+            assert {types[node.results[key]] for key in unset} <= {want}, node
+    assert len(seen) >= 25
 
 
 def test_results_of_other_dims_are_refused() -> None:

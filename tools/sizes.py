@@ -52,9 +52,17 @@ def functions(path: Path) -> Iterator[tuple[int, str]]:
         for match in C_FUNCTION.finditer(text):
             yield match[0].count("\n") + 1, match[1]
     else:
-        for node in ast.walk(ast.parse(text)):
+        for node in statements(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield (node.end_lineno or node.lineno) - node.lineno + 1, node.name
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All statements in a node. Expressions, of which there are many more, contain none."""
+    for block in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for child in getattr(node, block, ()):
+            yield child
+            yield from statements(child)
 
 
 def wide_lines() -> Iterator[str]:
