@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import poison
 import pytest
 
 with contextlib.suppress(ImportError, RuntimeError):
@@ -15,6 +16,7 @@ with contextlib.suppress(ImportError, RuntimeError):
 
 @pytest.fixture(autouse=True)
 def _double():
+    poison.gpu_memory_of_frameworks()
     settings = {"jax_enable_x64": True, "jax_default_matmul_precision": "highest"}
     before = {name: getattr(jax.config, name) for name in settings}
     for name, value in settings.items():
