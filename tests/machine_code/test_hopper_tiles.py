@@ -219,6 +219,8 @@ def test_some_hundred_rows_are_split_over_clusters() -> None:
     """If no dimension fits into one tile, but a matrix is contiguous along k."""
     plan = compile_for_h200(lambda g: few_rows(g, 333, 3072, "bf16", "bf16", "f32"), {})
     assert "tiles of 128x192 split over clusters" in plan
+    short = compile_for_h200(lambda g: g.matmul(g.tensor([1024, 1024]), g.tensor([1024, 1024])), {})
+    assert "tiles of 128x64, 8 stages" in short
 
 
 @pytest.mark.parametrize(("rows", "tile"), [(64, 32), (32, 33)])

@@ -155,6 +155,7 @@ static const double PROLOGUE_CLOCKS_PER_ROW = 5.2, PROLOGUE_CLOCKS_PER_LINE = 8.
 enum {
     SECTOR_BYTES = 32,           /* in L2 */
     ACCESS_BYTES = 16,           /* maximum bytes per access of a thread */
+    LONG_STEPS = 48,             /* steps along k of a long matrix product */
     SPLIT_STEPS_MIN = 4,         /* minimum steps along k that make a split worthwhile */
     SPLIT_BYTES_MAX = 256000000, /* maximum bytes of partial sums in the workspace */
     SCALES_MAX = 3,              /* maximum scales along a tile's columns; along rows, each row has its scale in a
@@ -310,9 +311,10 @@ static double scattered_seconds(const struct hopper *h, const struct device *dev
     return clocks * (double)contraction_elements(&h->c) / device->cuda.multiprocessors / POWERED_CLOCK;
 }
 
-/* True for a matrix product with an operand that is contiguous along k. */
+/* True for a matrix product with an operand that is contiguous along k, and with a long k: 1024^3 is fastest with tiles
+   of 128x64. */
 static bool has_k_major_matrix(const struct hopper *h) {
-    return h->is_matrix && (h->view[OPERAND_A].is_k_major || h->view[OPERAND_B].is_k_major);
+    return h->is_matrix && h->steps >= LONG_STEPS && (h->view[OPERAND_A].is_k_major || h->view[OPERAND_B].is_k_major);
 }
 
 /* Such operands are read in pieces of 128 bytes, one of each row at a time, which L2 delivers more slowly. Few columns
