@@ -284,9 +284,12 @@ def sampled(
     return build
 
 
-def selected(dims: Sequence[int], k: int) -> Any:
+def selected(dims: Sequence[int], k: int, distinct: int = 0) -> Any:
+    """distinct: of how many numbers the elements are, so that some equal ones are not selected."""
+    given = np.arange(np.prod(dims)).reshape(dims) % distinct if distinct else None
+
     def build(t: Maker) -> None:
-        values, indices = t.g.top_k(t(*dims, dtype="f32"), k)
+        values, indices = t.g.top_k(t(*dims, dtype="f32", values=given), k)
         t.out(values, dtype="f32")
         t.out(indices, dtype="i32")
 
@@ -1380,8 +1383,8 @@ CASES = {
         "grid",
         sampled((1, 3, 5, 7), (4, 9), "f64", backward=True),
     ),
-    "affine grid": Case("affine", "grid", affine((5, 7))),
-    "affine grid dgrad": Case("affine_bwd affine_combine", "grid", affine((9, 130), backward=True)),
+    "affine grid": Case("affine", "affine_grid", affine((5, 7))),
+    "affine grid dgrad": Case("affine_bwd affine_combine", "affine_grid", affine((9, 130), backward=True)),
     # recurrent layers
     "recurrent": Case("prepare forward", "recurrent", steps("LSTM", (3, 5, 20))),
     "recurrent, projected": Case(
@@ -1424,6 +1427,7 @@ CASES = {
     "argmax, split": Case("best best_join", "top_k", selected((2, 20000), 1)),
     "top k of short lines": Case("few", "top_k", selected((5, 200), 6)),
     "top k": Case("select", "top_k", selected((2, 3000), 50)),
+    "top k of equal elements": Case("select", "top_k", selected((2, 3000), 50, distinct=7)),
     "top k of long lists": Case("select", "top_k", selected((2, 3000), 2500)),
     # experts
     "experts": Case("tile_list product_sm90", "grouped_sm90", experts("bf16", 128)),
