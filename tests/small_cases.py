@@ -334,6 +334,33 @@ def affine(size: Sequence[int], backward: bool = False) -> Any:
     return build
 
 
+def indexed(is_elementwise: bool, is_sum: bool, is_sorted: bool = False) -> Any:
+    """Selects rows or elements of [70, 40], or adds them."""
+
+    def build(t: Maker) -> None:
+        shape = (90, 40) if is_elementwise else (90,)
+        on_cpu = np.arange(np.prod(shape)).reshape(shape) // 3 % 70
+        index = t(*shape, dtype="i64", values=np.sort(on_cpu) if is_sorted else on_cpu)
+        if is_sum:
+            t.out(t.g.scatter_add(t(90, 40), index, t(70, 40), is_sorted=is_sorted), dtype="f32")
+        else:
+            t.out(t.g.gather(t(70, 40), index))
+
+    return build
+
+
+def rotary(interleaved: bool) -> Any:
+    """Rotates half of each head, forward and back."""
+
+    def build(t: Maker) -> None:
+        angles = t(20, 1, 1, 16, dtype="f32")
+        how = {"rope_dim": 16, "interleaved": interleaved}
+        t.out(t.g.rotary_embedding(t(2, 5, 20, 32), angles, **how))
+        t.out(t.g.rotary_embedding_backward(t(2, 5, 20, 32), angles, **how))
+
+    return build
+
+
 def inverted(t: Maker) -> None:
     """A convolution of 1/x, with 57 of 64 channels in memory: 1/0 in the missing ones must not be a factor of
     any sum."""
@@ -1429,6 +1456,15 @@ CASES = {
     "top k": Case("select", "top_k", selected((2, 3000), 50)),
     "top k of equal elements": Case("select", "top_k", selected((2, 3000), 50, distinct=7)),
     "top k of long lists": Case("select", "top_k", selected((2, 3000), 2500)),
+    # rotary embeddings
+    "rope": Case("rope rope", "rope", rotary(False)),
+    "rope, interleaved": Case("rope rope", "rope", rotary(True)),
+    # indices
+    "gather": Case("gather", "gather", indexed(False, False)),
+    "gather of elements": Case("gather", "gather", indexed(True, False)),
+    "scatter_add": Case("add_slices", "gather", indexed(False, True)),
+    "scatter_add, sorted": Case("add_slices", "gather", indexed(False, True, True)),
+    "scatter_add of elements": Case("add_elements", "gather", indexed(True, True)),
     # experts
     "experts": Case("tile_list product_sm90", "grouped_sm90", experts("bf16", 128)),
     "experts, gathered": Case("tile_list product_sm90", "grouped_sm90", experts("bf16", 128, gather=True)),

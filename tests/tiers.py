@@ -53,6 +53,7 @@ SLOW_C = {
     *("test_large", "test_gemm", "test_sequences", "test_memory", "test_nvrtc", "test_threads"),
     *("test_expansions", "test_cpu_fast", "test_fork", "test_cuda_attention", "test_cuda_block_scale"),
     *("test_cuda_causal", "test_cuda_contraction", "test_cuda_grouped", "test_cuda_hopper_scales"),
+    "test_cuda_gather",
     *("test_cuda_map", "test_cuda_move", "test_cuda_patches", "test_cuda_plan", "test_cuda_rows"),
     "test_cuda_scan",
     *("test_cuda_window", "test_kernel_cache"),

@@ -40,6 +40,8 @@ FOLDERS = {
     "cpu/rows": "cpu cpu/core",
     "cpu/pooling": "cpu cpu/core",
     "cpu/scan": "cpu cpu/core",
+    "cpu/rope": "cpu cpu/core",
+    "cpu/gather": "cpu cpu/core",
     "cuda": "",
     "cuda/core": "",
     "cuda/attention": "cuda cuda/core",
@@ -61,6 +63,8 @@ FOLDERS = {
     "cuda/rows": "cuda cuda/core",
     "cuda/pooling": "cuda cuda/core",
     "cuda/scan": "cuda cuda/core",
+    "cuda/rope": "cuda cuda/core",
+    "cuda/gather": "cuda cuda/core",
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 # In the text of a C file: "#include \"core/reduce.cuh\"\n", or just the path of a kernel's file.

@@ -433,6 +433,8 @@ RESULT_TYPES = {
     "reduction": f"the type of x, for integers and booleans the compute type{CALCULATED}",
     "logsumexp": f"the type of x{CALCULATED}",
     "scan": f"the type of x, for sums and products of integers the compute type{CALCULATED}; index INT64",
+    "gather": "the type of x",
+    "scatter_add": f"the type of src{CALCULATED}",
     "cumprod_backward": f"the type of x{CALCULATED}",
     "top_k": "values the type of x; indices INT64",
     "reshape": "the type of x",
@@ -444,6 +446,8 @@ RESULT_TYPES = {
     "block_scale_quantize": "y has no default and must be set; scale FP8_E8M0 for blocks of 32, FP8_E4M3 for "
     "FP4 in blocks of 16, otherwise FLOAT",
     "block_scale_dequantize": "the compute type",
+    "rope_fwd": f"the type of x{CALCULATED}",
+    "rope_bwd": f"the type of dy{CALCULATED}",
     "sdpa_fwd": f"o the type of q{CALCULATED}; statistics {STATISTICS}",
     "sdpa_bwd": f"each gradient the type of its tensor{CALCULATED}",
 }
@@ -454,6 +458,7 @@ OF_PRODUCTS = "INT32 for integers of 8 bits, INT64 for wider ones, FLOAT for oth
 COMPUTE_TYPES = {
     "pointwise": "INT64 for integers where the mode is exact in them, FLOAT for others",
     "reduction": "INT64 for integers and booleans, FLOAT for others and for AVG and NORM2",
+    "scatter_add": "INT64 for integers and booleans, FLOAT for others",
     "scan": "INT64 for integers and booleans, FLOAT for others",
     "matmul": OF_PRODUCTS,
     "moe_grouped_matmul": OF_PRODUCTS,

@@ -35,6 +35,8 @@ static const struct family *const cuda_families[] = {&cuda_spelled_attention,
                                                      &cuda_grid,
                                                      &cuda_affine_grid,
                                                      &cuda_ctc,
+                                                     &cuda_gather,
+                                                     &cuda_rope,
                                                      &cuda_map,
                                                      &cuda_move,
                                                      &cuda_paged_load,
@@ -89,9 +91,9 @@ static const struct engine cuda_unordered_engine = {
 /* cpu_reference ends the list of every CPU engine: it accepts any single operation, at a predicted time that other
    families beat. */
 static const struct family *const cpu_fast_families[] = {
-    &cpu_contraction, &cpu_grouped, &cpu_attention,   &cpu_rows,    &cpu_map,         &cpu_move,
-    &cpu_pooling,     &cpu_causal,  &cpu_recurrent,   &cpu_element, &cpu_block_scale, &cpu_scan,
-    &cpu_top_k,       &cpu_grid,    &cpu_affine_grid, &cpu_ctc,     &cpu_reference,   NULL};
+    &cpu_contraction, &cpu_grouped,   &cpu_attention, &cpu_rows,        &cpu_map,       &cpu_move,  &cpu_pooling,
+    &cpu_causal,      &cpu_recurrent, &cpu_element,   &cpu_block_scale, &cpu_scan,      &cpu_top_k, &cpu_grid,
+    &cpu_affine_grid, &cpu_ctc,       &cpu_gather,    &cpu_rope,        &cpu_reference, NULL};
 static const struct engine cpu_fast_engine = {
     .name = "cpu.fast",
     .doc = "fused operations on packed and vectorised kernels, on all cores; all others like cpu.reference",

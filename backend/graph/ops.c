@@ -13,6 +13,7 @@
 #include "graph/ops/ctc_loss.h"
 #include "graph/ops/cumprod_backward.h"
 #include "graph/ops/diagonal_band_mask.h"
+#include "graph/ops/gather.h"
 #include "graph/ops/genstats.h"
 #include "graph/ops/grid_sample.h"
 #include "graph/ops/logsumexp.h"
@@ -26,6 +27,7 @@
 #include "graph/ops/resample.h"
 #include "graph/ops/reshape.h"
 #include "graph/ops/rng.h"
+#include "graph/ops/rope.h"
 #include "graph/ops/scan.h"
 #include "graph/ops/slice.h"
 #include "graph/ops/softmax.h"
@@ -63,6 +65,8 @@ const struct op *const ops[] = {
     &scan_op,
     &cumprod_backward_op,
     &top_k_op,
+    &gather_op,
+    &scatter_add_op,
     &reshape_op,
     &transpose_op,
     &slice_op,
@@ -71,6 +75,8 @@ const struct op *const ops[] = {
     &rng_op,
     &block_scale_quantize_op,
     &block_scale_dequantize_op,
+    &rope_op,
+    &rope_backward_op,
     &sdpa_fwd_op,
     &sdpa_bwd_op,
     &moe_op,

@@ -1447,6 +1447,13 @@ class attribute_name(IntEnum):
     """FLOAT: factor of the result; default 1."""
     OPERATION_ROPE_FWD_ROPE_DIM = 3404
     """INT64: number of elements of each head that are rotated; default all."""
+    OPERATION_ROPE_FWD_POSITIONS_DESC_EXT = 10460
+    """TENSOR descriptor, optional: position of each token, [B, 1, S, 1], or of the first token of each
+    sequence, [B, 1, 1, 1], INT32 or INT64."""
+    OPERATION_ROPE_FWD_IS_INTERLEAVED_EXT = 10461
+    """BOOLEAN: true: pairs are adjacent elements; default false."""
+    OPERATION_ROPE_FWD_COMP_TYPE_EXT = 10462
+    """DATA_TYPE: compute type; default FLOAT."""
     OPERATION_ROPE_BWD_DYDESC = 3410
     """TENSOR descriptor: gradient of the result."""
     OPERATION_ROPE_BWD_DXDESC = 3411
@@ -1457,6 +1464,12 @@ class attribute_name(IntEnum):
     """FLOAT: factor of the forward result; default 1."""
     OPERATION_ROPE_BWD_ROPE_DIM = 3414
     """INT64: number of elements of each head that were rotated; default all."""
+    OPERATION_ROPE_BWD_POSITIONS_DESC_EXT = 10463
+    """TENSOR descriptor, optional: as in the forward pass."""
+    OPERATION_ROPE_BWD_IS_INTERLEAVED_EXT = 10464
+    """BOOLEAN: as in the forward pass; default false."""
+    OPERATION_ROPE_BWD_COMP_TYPE_EXT = 10465
+    """DATA_TYPE: compute type; default FLOAT."""
     OPERATION_EXPAND_BAND_MATRIX_XDESC = 2250
     """TENSOR descriptor: the band, its diagonals adjacent along the axis."""
     OPERATION_EXPAND_BAND_MATRIX_YDESC = 2251

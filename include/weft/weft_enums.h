@@ -1556,6 +1556,12 @@ typedef enum {
         /**< FLOAT: factor of the result; default 1. */
     WEFT_ATTR_OPERATION_ROPE_FWD_ROPE_DIM = 3404,
         /**< INT64: number of elements of each head that are rotated; default all. */
+    WEFT_ATTR_OPERATION_ROPE_FWD_POSITIONS_DESC_EXT = 10460,
+        /**< TENSOR descriptor, optional: position of each token, [B, 1, S, 1], or of the first token of
+             each sequence, [B, 1, 1, 1], INT32 or INT64. */
+    WEFT_ATTR_OPERATION_ROPE_FWD_IS_INTERLEAVED_EXT = 10461,
+        /**< BOOLEAN: true: pairs are adjacent elements; default false. */
+    WEFT_ATTR_OPERATION_ROPE_FWD_COMP_TYPE_EXT = 10462, /**< DATA_TYPE: compute type; default FLOAT. */
 
     /* OPERATION_ROPE_BWD: the rotation by the opposite angle. */
     WEFT_ATTR_OPERATION_ROPE_BWD_DYDESC = 3410, /**< TENSOR descriptor: gradient of the result. */
@@ -1567,6 +1573,11 @@ typedef enum {
         /**< FLOAT: factor of the forward result; default 1. */
     WEFT_ATTR_OPERATION_ROPE_BWD_ROPE_DIM = 3414,
         /**< INT64: number of elements of each head that were rotated; default all. */
+    WEFT_ATTR_OPERATION_ROPE_BWD_POSITIONS_DESC_EXT = 10463,
+        /**< TENSOR descriptor, optional: as in the forward pass. */
+    WEFT_ATTR_OPERATION_ROPE_BWD_IS_INTERLEAVED_EXT = 10464,
+        /**< BOOLEAN: as in the forward pass; default false. */
+    WEFT_ATTR_OPERATION_ROPE_BWD_COMP_TYPE_EXT = 10465, /**< DATA_TYPE: compute type; default FLOAT. */
 
     /* OPERATION_EXPAND_BAND_MATRIX: compact band to full matrix. */
     WEFT_ATTR_OPERATION_EXPAND_BAND_MATRIX_XDESC = 2250,

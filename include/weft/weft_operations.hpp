@@ -2027,6 +2027,44 @@ class Argmin_attributes : public detail::Attributes<Argmin_attributes> {
         return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_TOP_K_AXIS_EXT);
     }
 };
+/** Attributes of gather: slices or elements of x that indices select along one dimension. */
+class Gather_attributes : public detail::Attributes<Gather_attributes> {
+  public:
+    /** dimension in which the indices are positions; negative values count from the last */
+    Gather_attributes &set_axis(std::int64_t values) {
+        this->put(WEFT_ATTR_OPERATION_GATHER_AXIS_EXT, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::optional<std::int64_t> get_axis() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_GATHER_AXIS_EXT);
+    }
+};
+/** Attributes of scatter_add: sums of slices or elements with equal indices along one dimension, the
+    gradient of gather. */
+class Scatter_add_attributes : public detail::Attributes<Scatter_add_attributes> {
+  public:
+    /** initial values; unset: 0 */
+    Scatter_add_attributes &set_input(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_SCATTER_ADD_XDESC_EXT, "x", values);
+        return this->self();
+    }
+    /** dimension in which the indices are positions; negative values count from the last */
+    Scatter_add_attributes &set_axis(std::int64_t values) {
+        this->put(WEFT_ATTR_OPERATION_SCATTER_ADD_AXIS_EXT, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::optional<std::int64_t> get_axis() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SCATTER_ADD_AXIS_EXT);
+    }
+    /** true: guarantees that the index of slices ascends, so that kernels can search it */
+    Scatter_add_attributes &set_is_sorted(bool values) {
+        this->put(WEFT_ATTR_OPERATION_SCATTER_ADD_IS_SORTED_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_is_sorted() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_SCATTER_ADD_IS_SORTED_EXT).value_or(false);
+    }
+};
 /** Attributes of reshape: the same elements with other extents; set the result's dims. */
 class Reshape_attributes : public detail::Attributes<Reshape_attributes> {
   public:
@@ -2240,6 +2278,75 @@ class Block_scale_dequantize_attributes : public detail::Attributes<Block_scale_
     }
     bool get_is_negative_scale() const {
         return this->template get_value<bool>(WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_NEG_SCALE).value_or(false);
+    }
+};
+/** Attributes of rotary_embedding: rotary position embedding: rotates pairs of elements at the end of
+    each head. */
+class Rotary_embedding_attributes : public detail::Attributes<Rotary_embedding_attributes> {
+  public:
+    /** position of each token, or of the first token of each sequence, INT32 or INT64; unset: the index of
+    the token */
+    Rotary_embedding_attributes &set_positions(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_ROPE_FWD_POSITIONS_DESC_EXT, "positions", values);
+        return this->self();
+    }
+    /** factor of the result */
+    Rotary_embedding_attributes &set_output_scale(float values) {
+        this->put(WEFT_ATTR_OPERATION_ROPE_FWD_OUTPUT_SCALE, WEFT_TYPE_FLOAT, values);
+        return this->self();
+    }
+    std::optional<float> get_output_scale() const {
+        return this->template get_value<float>(WEFT_ATTR_OPERATION_ROPE_FWD_OUTPUT_SCALE);
+    }
+    /** number of elements at the end of each head that are rotated; 0: all */
+    Rotary_embedding_attributes &set_rope_dim(std::int64_t values) {
+        this->put(WEFT_ATTR_OPERATION_ROPE_FWD_ROPE_DIM, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::optional<std::int64_t> get_rope_dim() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_ROPE_FWD_ROPE_DIM);
+    }
+    /** true: pairs are adjacent elements; default: element i of each half */
+    Rotary_embedding_attributes &set_interleaved(bool values) {
+        this->put(WEFT_ATTR_OPERATION_ROPE_FWD_IS_INTERLEAVED_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_interleaved() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_ROPE_FWD_IS_INTERLEAVED_EXT).value_or(false);
+    }
+};
+/** Attributes of rotary_embedding_backward: gradient of rotary_embedding: rotates by the opposite angles. */
+class Rotary_embedding_backward_attributes : public detail::Attributes<Rotary_embedding_backward_attributes> {
+  public:
+    /** position of each token, or of the first token of each sequence, INT32 or INT64; unset: the index of
+    the token */
+    Rotary_embedding_backward_attributes &set_positions(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_ROPE_BWD_POSITIONS_DESC_EXT, "positions", values);
+        return this->self();
+    }
+    /** factor of the forward result */
+    Rotary_embedding_backward_attributes &set_output_scale(float values) {
+        this->put(WEFT_ATTR_OPERATION_ROPE_BWD_OUTPUT_SCALE, WEFT_TYPE_FLOAT, values);
+        return this->self();
+    }
+    std::optional<float> get_output_scale() const {
+        return this->template get_value<float>(WEFT_ATTR_OPERATION_ROPE_BWD_OUTPUT_SCALE);
+    }
+    /** number of elements at the end of each head that were rotated; 0: all */
+    Rotary_embedding_backward_attributes &set_rope_dim(std::int64_t values) {
+        this->put(WEFT_ATTR_OPERATION_ROPE_BWD_ROPE_DIM, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    std::optional<std::int64_t> get_rope_dim() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_ROPE_BWD_ROPE_DIM);
+    }
+    /** true: pairs are adjacent elements; default: element i of each half */
+    Rotary_embedding_backward_attributes &set_interleaved(bool values) {
+        this->put(WEFT_ATTR_OPERATION_ROPE_BWD_IS_INTERLEAVED_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
+    bool get_interleaved() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_ROPE_BWD_IS_INTERLEAVED_EXT).value_or(false);
     }
 };
 /** Attributes of sdpa_fwd: attention, with every attribute under its own name. */
@@ -3592,6 +3699,23 @@ class Operations : public Recorder {
                            {{WEFT_ATTR_OPERATION_TOP_K_INDICES_DESC_EXT, "INDICES", true, true, false}});
         return made[0];
     }
+    /** slices or elements of x that indices select along one dimension. Returns y. */
+    Tensor gather(const Operand &input, const Operand &index, graph::Gather_attributes attributes = {}) {
+        auto made = record("gather", WEFT_BACKEND_OPERATION_GATHER_DESCRIPTOR_EXT, attributes, std::nullopt,
+                           {{WEFT_ATTR_OPERATION_GATHER_XDESC_EXT, "input", input, true},
+                            {WEFT_ATTR_OPERATION_GATHER_INDEX_DESC_EXT, "index", index, true}},
+                           {{WEFT_ATTR_OPERATION_GATHER_YDESC_EXT, "Y", false, true, true}});
+        return made[0];
+    }
+    /** sums of slices or elements with equal indices along one dimension, the gradient of gather. Returns y. */
+    Tensor scatter_add(const Operand &src, const Operand &index, graph::Scatter_add_attributes attributes = {}) {
+        auto made = record("scatter_add", WEFT_BACKEND_OPERATION_SCATTER_ADD_DESCRIPTOR_EXT, attributes,
+                           WEFT_ATTR_OPERATION_SCATTER_ADD_COMP_TYPE_EXT,
+                           {{WEFT_ATTR_OPERATION_SCATTER_ADD_SRC_DESC_EXT, "src", src, true},
+                            {WEFT_ATTR_OPERATION_SCATTER_ADD_INDEX_DESC_EXT, "index", index, true}},
+                           {{WEFT_ATTR_OPERATION_SCATTER_ADD_YDESC_EXT, "Y", false, true, true}});
+        return made[0];
+    }
     /** the same elements with other extents; set the result's dims. Returns y. */
     Tensor reshape(const Operand &input, graph::Reshape_attributes attributes = {}) {
         auto made = record("reshape", WEFT_BACKEND_OPERATION_RESHAPE_DESCRIPTOR, attributes, std::nullopt,
@@ -3640,6 +3764,26 @@ class Operations : public Recorder {
                            {{WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_XDESC, "input", input, true},
                             {WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_SCALE_DESC, "descale", descale, true}},
                            {{WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_YDESC, "Y", false, true, true}});
+        return made[0];
+    }
+    /** rotary position embedding: rotates pairs of elements at the end of each head. Returns y. */
+    Tensor rotary_embedding(const Operand &input, const Operand &freqs,
+                            graph::Rotary_embedding_attributes attributes = {}) {
+        auto made = record("rotary_embedding", WEFT_BACKEND_OPERATION_ROPE_FWD_DESCRIPTOR, attributes,
+                           WEFT_ATTR_OPERATION_ROPE_FWD_COMP_TYPE_EXT,
+                           {{WEFT_ATTR_OPERATION_ROPE_FWD_XDESC, "input", input, true},
+                            {WEFT_ATTR_OPERATION_ROPE_FWD_FREQSDESC, "freqs", freqs, true}},
+                           {{WEFT_ATTR_OPERATION_ROPE_FWD_YDESC, "Y", false, true, true}});
+        return made[0];
+    }
+    /** gradient of rotary_embedding: rotates by the opposite angles. Returns dx. */
+    Tensor rotary_embedding_backward(const Operand &loss, const Operand &freqs,
+                                     graph::Rotary_embedding_backward_attributes attributes = {}) {
+        auto made = record("rotary_embedding_backward", WEFT_BACKEND_OPERATION_ROPE_BWD_DESCRIPTOR, attributes,
+                           WEFT_ATTR_OPERATION_ROPE_BWD_COMP_TYPE_EXT,
+                           {{WEFT_ATTR_OPERATION_ROPE_BWD_DYDESC, "loss", loss, true},
+                            {WEFT_ATTR_OPERATION_ROPE_BWD_FREQSDESC, "freqs", freqs, true}},
+                           {{WEFT_ATTR_OPERATION_ROPE_BWD_DXDESC, "DX", false, true, true}});
         return made[0];
     }
     /** product of each expert's rows with its weight. Returns output. */

@@ -5154,6 +5154,109 @@ class Ops:
         outputs = self._operation("argmin", "top_k", values, results, compute_data_type, name)
         return outputs[0]
 
+    def gather(
+        self,
+        input: Operand,
+        index: Operand,
+        axis: int = 0,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Slices or elements of x that indices select along one dimension.
+
+            y[.., m, ..] = x[.., index[m], ..]
+
+        Args:
+            input: elements to select from, [d..].
+            index: positions along the axis, INT32 or INT64: one per slice, or one per element; -1 selects 0,
+                [M], or like y.
+            axis: dimension in which the indices are positions; negative values count from the last; default
+                0.
+            compute_data_type: accepted and ignored.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            y: the selected slices or elements, like x, M along the axis.
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of x.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.gather(np.float32([[1, 2], [3, 4], [5, 6]]), np.int64([2, 0, 2]))
+        >>> g()
+        array([[5., 6.],
+               [1., 2.],
+               [5., 6.]], dtype=float32)
+        """
+        values = {
+            "x": input,
+            "index": index,
+            "axis": axis,
+        }
+        results = ("y",)
+        outputs = self._operation("gather", "gather", values, results, compute_data_type, name)
+        return outputs[0]
+
+    def scatter_add(
+        self,
+        src: Operand,
+        index: Operand,
+        input: Operand | None = None,
+        axis: int = 0,
+        is_sorted: bool = False,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Sums of slices or elements with equal indices along one dimension, the gradient of gather.
+
+            y[.., index[m], ..] = x[.., index[m], ..] + sum of src[.., m, ..]
+
+        Args:
+            src: summands, like y, M along the axis.
+            index: where src is added along the axis, INT32 or INT64: one position per slice, or one per
+                element; -1 is skipped, [M], or like src.
+            input: initial values; unset: 0, like y.
+            axis: dimension in which the indices are positions; negative values count from the last; default
+                0.
+            is_sorted: true: guarantees that the index of slices ascends, so that kernels can search it;
+                default False.
+            compute_data_type: type to compute in; by default the graph's, otherwise INT64 for integers and
+                booleans, FLOAT for others.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            y: sums; without x, its dims must be set, [d..].
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of src; virtual results have the compute
+                type, or DOUBLE.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.scatter_add(np.float32([[1, 2], [3, 4], [5, 6]]), np.int64([1, 0, 1])).set_dim([3, 2])
+        >>> g()
+        array([[3., 4.],
+               [6., 8.],
+               [0., 0.]], dtype=float32)
+        """
+        values = {
+            "src": src,
+            "index": index,
+            "x": input,
+            "axis": axis,
+            "is_sorted": is_sorted,
+        }
+        results = ("y",)
+        outputs = self._operation("scatter_add", "scatter_add", values, results, compute_data_type, name)
+        return outputs[0]
+
     def reshape(
         self,
         input: Operand,
@@ -5570,6 +5673,120 @@ class Ops:
         results = ("y",)
         outputs = self._operation(
             "block_scale_dequantize", "block_scale_dequantize", values, results, compute_data_type, name
+        )
+        return outputs[0]
+
+    def rotary_embedding(
+        self,
+        input: Operand,
+        freqs: Operand,
+        positions: Operand | None = None,
+        output_scale: float = 1.0,
+        rope_dim: int = 0,
+        interleaved: bool = False,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Rotary position embedding: rotates pairs of elements at the end of each head.
+
+            y = output_scale * (x * cos(freqs) + (-x2, x1) * sin(freqs))
+
+        Args:
+            input: heads, [B, H, S, D].
+            freqs: angle of each position and element, in radians, [P, 1, 1, R].
+            positions: position of each token, or of the first token of each sequence, INT32 or INT64; unset:
+                the index of the token, [B, 1, S, 1] or [B, 1, 1, 1].
+            output_scale: factor of the result; default 1.0.
+            rope_dim: number of elements at the end of each head that are rotated; 0: all; default 0.
+            interleaved: true: pairs are adjacent elements; default: element i of each half; default False.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            y: rotated heads, [B, H, S, D].
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of x; virtual results have the compute
+                type, or DOUBLE.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> angles = np.float32([0, np.pi / 2]).reshape(2, 1, 1, 1).repeat(2, 3)
+        >>> y = g.rotary_embedding(np.float32([[[[1, 2], [3, 4]]]]), angles)
+        >>> g().round(3)
+        array([[[[ 1.,  2.],
+                 [-4.,  3.]]]], dtype=float32)
+        """
+        values = {
+            "x": input,
+            "freqs": freqs,
+            "positions": positions,
+            "output_scale": output_scale,
+            "rope_dim": rope_dim,
+            "interleaved": interleaved,
+        }
+        results = ("y",)
+        outputs = self._operation("rotary_embedding", "rope_fwd", values, results, compute_data_type, name)
+        return outputs[0]
+
+    def rotary_embedding_backward(
+        self,
+        loss: Operand,
+        freqs: Operand,
+        positions: Operand | None = None,
+        output_scale: float = 1.0,
+        rope_dim: int = 0,
+        interleaved: bool = False,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Gradient of rotary_embedding: rotates by the opposite angles.
+
+            dx = output_scale * (dy * cos(freqs) + (dy2, -dy1) * sin(freqs))
+
+        Args:
+            loss: gradient of the result, [B, H, S, D].
+            freqs: angle of each position and element, in radians, [P, 1, 1, R].
+            positions: position of each token, or of the first token of each sequence, INT32 or INT64; unset:
+                the index of the token, [B, 1, S, 1] or [B, 1, 1, 1].
+            output_scale: factor of the forward result; default 1.0.
+            rope_dim: number of elements at the end of each head that were rotated; 0: all; default 0.
+            interleaved: true: pairs are adjacent elements; default: element i of each half; default False.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
+        Returns:
+            dx: gradient of the heads, [B, H, S, D].
+        Data types:
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of dy; virtual results have the compute
+                type, or DOUBLE.
+        Raises:
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> angles = np.float32([0, np.pi / 2]).reshape(2, 1, 1, 1).repeat(2, 3)
+        >>> dx = g.rotary_embedding_backward(np.float32([[[[1, 2], [-4, 3]]]]), angles)
+        >>> g().round(3)
+        array([[[[1., 2.],
+                 [3., 4.]]]], dtype=float32)
+        """
+        values = {
+            "dy": loss,
+            "freqs": freqs,
+            "positions": positions,
+            "output_scale": output_scale,
+            "rope_dim": rope_dim,
+            "interleaved": interleaved,
+        }
+        results = ("dx",)
+        outputs = self._operation(
+            "rotary_embedding_backward", "rope_bwd", values, results, compute_data_type, name
         )
         return outputs[0]
 

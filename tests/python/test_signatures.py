@@ -100,11 +100,12 @@ WHOLE = {
 
 # Not in cuDNN's Python frontend: Weft's own methods may grow, but each is listed here.
 OURS = """
-affine_grid affine_grid_backward argmax argmin atan2 bn_finalize causal_conv1d causal_conv1d_backward
-ctc_loss ctc_loss_backward cummax cummin cumprod cumprod_backward cumsum dbn_weight diagonal_band_mask
-floor_mod grid_sample grid_sample_backward groupnorm groupnorm_backward logsumexp paged_cache_load recurrence
-recurrence_backward resample resample_backward rng
-scaled_dot_product_flash_attention scaled_dot_product_flash_attention_backward softmax top_k
+affine_grid affine_grid_backward argmax argmin atan2 bn_finalize causal_conv1d
+causal_conv1d_backward ctc_loss ctc_loss_backward cummax cummin cumprod cumprod_backward cumsum
+dbn_weight diagonal_band_mask floor_mod gather grid_sample grid_sample_backward groupnorm
+groupnorm_backward logsumexp paged_cache_load recurrence recurrence_backward resample
+resample_backward rng rotary_embedding rotary_embedding_backward scaled_dot_product_flash_attention
+scaled_dot_product_flash_attention_backward scatter_add softmax top_k
 """
 
 

@@ -22,6 +22,8 @@ extern const struct family cpu_top_k;       /* the largest or smallest elements 
 extern const struct family cpu_grid;        /* samples of images at the positions of a grid, forward and backward */
 extern const struct family cpu_affine_grid; /* grids of positions under affine transformations */
 extern const struct family cpu_ctc;         /* losses of sequences without alignment, forward and backward */
+extern const struct family cpu_gather;      /* selections by indices, and sums at indices */
+extern const struct family cpu_rope;        /* rotary position embedding and its gradient */
 extern const struct family cpu_reference;   /* any single operation, as defined */
 
 #endif

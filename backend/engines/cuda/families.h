@@ -38,6 +38,8 @@ extern const struct family cuda_top_k;       /* the largest or smallest elements
 extern const struct family cuda_grid;        /* samples of images at the positions of a grid */
 extern const struct family cuda_affine_grid; /* the positions under affine transformations */
 extern const struct family cuda_ctc;         /* losses of sequences without alignment */
+extern const struct family cuda_gather;      /* selections by indices, and sums at indices */
+extern const struct family cuda_rope;        /* rotary position embedding and its gradient */
 extern const struct family cuda_move;        /* concatenation and other copies */
 extern const struct family cuda_paged_load;  /* rows from the pages of a cache */
 extern const struct family cuda_rng;         /* random numbers */
