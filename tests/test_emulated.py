@@ -181,7 +181,7 @@ def test_attention_gradients_in_parts() -> None:
 
 
 def test_kernels_as_one_cuda_graph() -> None:
-    check([[*PYTEST, "tests/plan/test_replay.py"]], [{}])
+    check([[*PYTEST, "tests/plan/test_replay.py", "tests/plan/test_cuda_graph.py"]], [{}])
 
 
 def test_parts_are_read_in_place() -> None:

@@ -22,23 +22,52 @@ static weftStatus_t entry_pack(struct variant_pack **pack, weftBackendDescriptor
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Checks must be few and cheap, because they run at every execution. */
+static weftStatus_t entry_execution(struct plan **plan, struct variant_pack **pack, weftHandle_t handle,
+                                    weftBackendDescriptor_t given_plan, weftBackendDescriptor_t given_pack,
+                                    const char *where) {
+    TRY(context_check(handle, where));
+    TRY(entry_plan(plan, given_plan, where));
+    TRY(entry_pack(pack, given_pack, where));
+    const struct device *wanted = &(*plan)->draft.device, *given = &handle->device;
+    if (wanted->kind != given->kind || wanted->ordinal != given->ordinal)
+        FAIL(WEFT_STATUS_BAD_PARAM,
+             "%s: the plan is for %s:%d, the handle for %s:%d. Use a handle of the plan's device.", where,
+             device_kind_name(wanted->kind), (int)wanted->ordinal, device_kind_name(given->kind), (int)given->ordinal);
+    return WEFT_STATUS_SUCCESS;
+}
+
 weftStatus_t weftBackendExecute(weftHandle_t handle, weftBackendDescriptor_t plan,
                                 weftBackendDescriptor_t variantPack) {
     status_clear();
     struct plan *ours;
     struct variant_pack *pack;
-    /* Checks must be few and cheap, because they run at every execution. */
-    TRY(context_check(handle, "weftBackendExecute"));
-    TRY(entry_plan(&ours, plan, "weftBackendExecute"));
-    TRY(entry_pack(&pack, variantPack, "weftBackendExecute"));
-    const struct device *wanted = &ours->draft.device, *given = &handle->device;
-    if (wanted->kind != given->kind || wanted->ordinal != given->ordinal)
-        FAIL(WEFT_STATUS_BAD_PARAM,
-             "weftBackendExecute: the plan is for %s:%d, the handle for %s:%d. Use a handle of the "
-             "plan's device.",
-             device_kind_name(wanted->kind), (int)wanted->ordinal, device_kind_name(given->kind), (int)given->ordinal);
+    TRY(entry_execution(&ours, &pack, handle, plan, variantPack, "weftBackendExecute"));
     /* Relaxed: the stream orders the work itself, and no other data depends on this load. */
     return trace_failure(plan_run_pack(ours, pack, atomic_load_explicit(&handle->stream, memory_order_relaxed)));
+}
+
+static weftStatus_t write_cuda_graph(weftHandle_t handle, weftBackendDescriptor_t plan,
+                                     weftBackendDescriptor_t variantPack, weftCudaGraph_t graph, bool is_update,
+                                     const char *where) {
+    struct plan *ours;
+    struct variant_pack *pack;
+    TRY(entry_execution(&ours, &pack, handle, plan, variantPack, where));
+    if (!graph)
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: the CUDA graph is NULL. Create one with cudaGraphCreate.", where);
+    return plan_write_cuda_graph(ours, pack, graph, is_update);
+}
+
+weftStatus_t weftBackendPopulateCudaGraph(weftHandle_t handle, weftBackendDescriptor_t plan,
+                                          weftBackendDescriptor_t variantPack, weftCudaGraph_t graph) {
+    status_clear();
+    return trace_failure(write_cuda_graph(handle, plan, variantPack, graph, false, "weftBackendPopulateCudaGraph"));
+}
+
+weftStatus_t weftBackendUpdateCudaGraph(weftHandle_t handle, weftBackendDescriptor_t plan,
+                                        weftBackendDescriptor_t variantPack, weftCudaGraph_t graph) {
+    status_clear();
+    return trace_failure(write_cuda_graph(handle, plan, variantPack, graph, true, "weftBackendUpdateCudaGraph"));
 }
 
 /* The addresses themselves are checked in run.c, which rejects NULL and misaligned ones. */

@@ -46,12 +46,13 @@ static const struct family *const cuda_families[] = {&cuda_spelled_attention,
                                                      NULL};
 /* Reported by the engine descriptor: products may use tensor cores, and the first plan of a graph compiles kernels. */
 static const weftBackendNumericalNote_t cuda_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE};
-static const weftBackendBehaviorNote_t cuda_behavior_notes[] = {WEFT_BEHAVIOR_NOTE_RUNTIME_COMPILATION};
+static const weftBackendBehaviorNote_t cuda_behavior_notes[] = {WEFT_BEHAVIOR_NOTE_RUNTIME_COMPILATION,
+                                                                WEFT_BEHAVIOR_NOTE_SUPPORTS_CUDA_GRAPH_NATIVE_API};
 
 /* Fields shared by the GPU engines, which are one list of families and differ in what their requests allow. */
 #define OF_CUDA                                                                                                        \
     .device = WEFT_DEVICE_CUDA, .families = cuda_families, .behavior_notes = cuda_behavior_notes,                      \
-    .behavior_note_count = 1, .stores_narrow = true, .parts_batch_norms = true, .assumes_numbers = true,               \
+    .behavior_note_count = 2, .stores_narrow = true, .parts_batch_norms = true, .assumes_numbers = true,               \
     .compile = cuda_compile, .keeps = cuda_keeps, .code = cuda_code, .show = cuda_show, .load = cuda_load,             \
     .run = cuda_run, .release = cuda_release
 

@@ -109,6 +109,25 @@ weftStatus_t cuda_graph_cache_run(bool *is_done, struct plan *plan, void *const 
     return status;
 }
 
+weftStatus_t cuda_graph_write(const struct plan *plan, void *const *values, void *workspace, void *target,
+                              bool is_update) {
+    struct device_scope scope;
+    struct cuda_graph graph;
+    TRY(device_enter(&scope, &plan->draft.device));
+    weftStatus_t status = cuda_graph_make(&graph, scope.driver);
+    if (!status)
+        status = cuda_graph_begin(&graph);
+    if (!status) {
+        status = plan_run_steps(plan, values, workspace, graph.stream, NULL);
+        weftStatus_t ended = cuda_graph_end_in(&graph, !status, target, is_update);
+        status = status ? status : ended;
+    }
+    if (graph.stream)
+        cuda_graph_free(&graph);
+    device_leave(&scope);
+    return status;
+}
+
 void cuda_graph_cache_free(struct plan *plan) {
     for (int i = 0; i < CACHED_GRAPHS_MAX; i++) {
         struct cached_graph *cached = atomic_exchange(&plan->cached_graphs[i], NULL);

@@ -9,6 +9,11 @@
    the stream is being captured, or if CACHED_GRAPHS_MAX threads are running the plan. */
 weftStatus_t cuda_graph_cache_run(bool *is_done, struct plan *plan, void *const *values, void *workspace,
                                   weftStream_t stream);
+/* Writes the plan's kernels into a graph of the caller: as its only node, which replaces that of an earlier call if
+   is_update. */
+weftStatus_t cuda_graph_write(const struct plan *plan, void *const *values, void *workspace, void *target,
+                              bool is_update);
+
 void cuda_graph_cache_free(struct plan *plan);
 
 #endif

@@ -89,6 +89,10 @@ weftStatus_t plan_run_watched(struct plan *plan, const uint64_t *addresses, void
 /* plan_run with a variant pack: looks up the pointers, and plans again if shapes are overridden. */
 weftStatus_t plan_run_pack(struct plan *plan, const struct variant_pack *pack, weftStream_t stream);
 
+/* Writes the plan's kernels into a CUDA graph of the caller instead of running them. */
+weftStatus_t plan_write_cuda_graph(struct plan *plan, const struct variant_pack *pack, void *cuda_graph,
+                                   bool is_update);
+
 /* Builds a plan for a changed graph; otherwise it has the properties of `plan`. The caller releases it. */
 struct changes;
 weftStatus_t plan_change(struct plan **out, const struct plan *plan, const struct changes *changes);

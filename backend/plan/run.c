@@ -133,6 +133,8 @@ struct execution {
     int64_t workspace_bytes;
     weftStream_t stream;
     const struct step_watch *watch; /* NULL if there is no callback */
+    void *cuda_graph;               /* the kernels are written into this graph instead; NULL: they run */
+    bool is_update;                 /* the graph was written earlier */
 };
 
 /* Looks up one pointer per slot by merging two lists sorted by uid. Surplus uids of the pack are ignored. */
@@ -225,6 +227,9 @@ static weftStatus_t execute_with_frame(bool *is_unusual, const struct execution 
         return WEFT_STATUS_SUCCESS;
     TRY(check_workspace(execution->plan, execution->workspace, execution->workspace_bytes));
     set_memory(draft, values, execution->workspace);
+    if (execution->cuda_graph)
+        return cuda_graph_write(execution->plan, values, execution->workspace, execution->cuda_graph,
+                                execution->is_update);
     TRY(index_check_run(execution->plan, values, INDEX_CHECK_START, execution->stream));
     if (trace_exec_on())
         trace(WEFT_SEV_INFO, "execute %s on %s: %d step%s", descriptor_label(&draft->graph->base), draft->engine->name,
@@ -332,6 +337,40 @@ weftStatus_t plan_run_watched(struct plan *plan, const uint64_t *addresses, void
                                        .workspace_bytes = -1,
                                        .stream = stream,
                                        .watch = watch});
+}
+
+/* A graph needs kernels that exist as long as the plan does, and no numbers of the device on the host. */
+static weftStatus_t check_native(const struct plan *plan, const struct variant_pack *pack) {
+    const char *label = descriptor_label(&plan->base);
+    if (plan->draft.device.kind != WEFT_DEVICE_CUDA)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_CUDA_GRAPH_NATIVE_API,
+             "%s: its device is %s, and CUDA graphs contain kernels. Build the plan for a GPU.", label,
+             device_kind_name(plan->draft.device.kind));
+    if (plan->index_check_count)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_CUDA_GRAPH_NATIVE_API,
+             "%s: WEFT_CHECK=1 copies indices to the host, which a CUDA graph cannot. Unset it.", label);
+    if (pack->override_uids.count)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_CUDA_GRAPH_NATIVE_API,
+             "%s: the variant pack overrides shapes. Build a plan for these shapes.", label);
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t plan_write_cuda_graph(struct plan *plan, const struct variant_pack *pack, void *cuda_graph,
+                                   bool is_update) {
+    struct execution execution = {.plan = plan,
+                                  .pack = pack,
+                                  .workspace = pack->workspace,
+                                  .workspace_bytes = pack->workspace_bytes,
+                                  .cuda_graph = cuda_graph,
+                                  .is_update = is_update};
+    bool is_unusual = false;
+    TRY(check_native(plan, pack));
+    TRY(execute_once(&is_unusual, &execution));
+    if (is_unusual)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_CUDA_GRAPH_NATIVE_API,
+             "%s: by-value scalars have unusual numbers, for which another plan runs. Capture the stream instead.",
+             descriptor_label(&plan->base));
+    return WEFT_STATUS_SUCCESS;
 }
 
 weftStatus_t plan_run_pack(struct plan *plan, const struct variant_pack *pack, weftStream_t stream) {

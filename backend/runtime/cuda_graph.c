@@ -37,15 +37,60 @@ static weftStatus_t update_executable(struct cuda_graph *graph, void *captured) 
     return check_result(driver->graph_instantiate(&graph->executable, captured, 0), "instantiating");
 }
 
-weftStatus_t cuda_graph_end(struct cuda_graph *graph, bool is_complete) {
-    void *captured = NULL;
-    int result = graph->driver->stream_end_capture(graph->stream, &captured);
+/* Ends the capture; *captured is NULL if the launches were not complete. The capture mode stays relaxed. */
+static weftStatus_t end_capture(void **captured, const struct cuda_graph *graph, bool is_complete) {
+    const struct driver *driver = graph->driver;
+    *captured = NULL;
+    int result = driver->stream_end_capture(graph->stream, captured);
     weftStatus_t status = is_complete ? check_result(result, "ending a capture") : WEFT_STATUS_SUCCESS;
-    if (is_complete && !status)
-        status = update_executable(graph, captured);
+    if (*captured && (status || !is_complete)) {
+        driver->graph_destroy(*captured);
+        *captured = NULL;
+    }
+    return status;
+}
+
+/* Destroys a captured graph, and restores the thread's capture mode. */
+static void release_capture(struct cuda_graph *graph, void *captured) {
     if (captured)
         graph->driver->graph_destroy(captured);
     graph->driver->thread_exchange_stream_capture_mode(&graph->capture_mode);
+}
+
+weftStatus_t cuda_graph_end(struct cuda_graph *graph, bool is_complete) {
+    void *captured;
+    weftStatus_t status = end_capture(&captured, graph, is_complete);
+    if (captured)
+        status = update_executable(graph, captured);
+    release_capture(graph, captured);
+    return status;
+}
+
+/* Removes the node that an earlier call has written. */
+static weftStatus_t clear_target(const struct driver *driver, void *target, bool is_update) {
+    void *node = NULL;
+    size_t count = 0;
+    TRY(check_result(driver->graph_get_nodes(target, NULL, &count), "counting the nodes of the caller's graph"));
+    if (count != (is_update ? 1 : 0))
+        FAIL(
+            WEFT_STATUS_BAD_PARAM,
+            "the CUDA graph has %zu node%s: expected %s. Create a graph for the plan, and add it to others as a child.",
+            count, plural((int64_t)count), is_update ? "one, which weftBackendPopulateCudaGraph has written" : "none");
+    if (!is_update)
+        return WEFT_STATUS_SUCCESS;
+    TRY(check_result(driver->graph_get_nodes(target, &node, &count), "listing the nodes of the caller's graph"));
+    return check_result(driver->graph_destroy_node(node), "removing the node of an earlier call");
+}
+
+weftStatus_t cuda_graph_end_in(struct cuda_graph *graph, bool is_complete, void *target, bool is_update) {
+    void *captured, *node;
+    weftStatus_t status = end_capture(&captured, graph, is_complete);
+    if (captured)
+        status = clear_target(graph->driver, target, is_update);
+    if (captured && !status)
+        status = check_result(graph->driver->graph_add_child(&node, target, NULL, 0, captured),
+                              "adding the plan to the caller's graph");
+    release_capture(graph, captured);
     return status;
 }
 

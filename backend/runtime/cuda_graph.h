@@ -23,6 +23,10 @@ weftStatus_t cuda_graph_make(struct cuda_graph *graph, const struct driver *driv
 weftStatus_t cuda_graph_begin(struct cuda_graph *graph);
 weftStatus_t cuda_graph_end(struct cuda_graph *graph, bool is_complete);
 
+/* The same, but the launches become the only node of a graph of the caller. is_update false: that graph must be empty;
+   otherwise an earlier call has written it. */
+weftStatus_t cuda_graph_end_in(struct cuda_graph *graph, bool is_complete, void *target, bool is_update);
+
 weftStatus_t cuda_graph_launch(const struct cuda_graph *graph, weftStream_t stream);
 
 /* True if launches on a stream would become part of another graph, or would fail because of another stream's capture.

@@ -130,6 +130,9 @@ struct driver {
     int (*graph_launch)(void *executable, void *stream);
     int (*graph_exec_destroy)(void *executable); /* waits for runs in progress */
     int (*graph_destroy)(void *graph);
+    int (*graph_get_nodes)(void *graph, void **nodes, size_t *count);
+    int (*graph_destroy_node)(void *node);
+    int (*graph_add_child)(void **node, void *graph, void *const *dependencies, size_t count, void *child); /* copies */
     int (*stream_get_id)(void *stream, uint64_t *number); /* may be NULL */
     int (*event_create)(void **event, unsigned flags);
     int (*event_destroy)(void *event);

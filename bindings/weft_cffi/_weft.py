@@ -5,33 +5,34 @@ import _cffi_backend
 ffi = _cffi_backend.FFI('weft_cffi._weft',
     _version = 0x2601,
     _types =
-        b'\x00\x00\x0D\x0D\x00\x00\x20\x0B\x00\x00\x00\x0F\x00\x00\x07\x0D\x00\x00\x00\x0F\x00\x00\xA5\x0D'
-        b'\x00\x00\x9E\x03\x00\x00\x1C\x01\x00\x00\x00\x0F\x00\x00\xA5\x0D\x00\x00\x1E\x0B\x00\x00\xA5\x03'
-        b'\x00\x00\xB5\x03\x00\x00\x9E\x03\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x06\x11\x00\x00\x1C\x01'
+        b'\x00\x00\x0D\x0D\x00\x00\x20\x0B\x00\x00\x00\x0F\x00\x00\x07\x0D\x00\x00\x00\x0F\x00\x00\xAB\x0D'
+        b'\x00\x00\xA4\x03\x00\x00\x1C\x01\x00\x00\x00\x0F\x00\x00\xAB\x0D\x00\x00\x1E\x0B\x00\x00\xAB\x03'
+        b'\x00\x00\xBB\x03\x00\x00\xA4\x03\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x06\x11\x00\x00\x1C\x01'
         b'\x00\x00\x07\x03\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x0D\x11\x00\x00\x00\x0F\x00\x00\x01\x0D'
         b'\x00\x00\x20\x03\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x18\x11\x00\x00\x13\x0B\x00\x00\x15\x01'
-        b'\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\xA2\x03\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x20\x11'
+        b'\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\xA8\x03\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x20\x11'
         b'\x00\x00\x1C\x01\x00\x00\x0B\x03\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x20\x11\x00\x00\x1C\x01'
         b'\x00\x00\x0B\x11\x00\x00\x25\x11\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x20\x11\x00\x00\x1C\x01'
-        b'\x00\x00\x0B\x11\x00\x00\x0B\x11\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x20\x11\x00\x00\xA3\x03'
+        b'\x00\x00\x0B\x11\x00\x00\x0B\x11\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x20\x11\x00\x00\xA9\x03'
         b'\x00\x00\x35\x11\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x20\x11\x00\x00\x35\x11\x00\x00\x35\x11'
-        b'\x00\x00\x12\x11\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x20\x11\x00\x00\x25\x11\x00\x00\x00\x0F'
+        b'\x00\x00\x12\x11\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x20\x11\x00\x00\x35\x11\x00\x00\x35\x11'
+        b'\x00\x00\x0B\x11\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x20\x11\x00\x00\x25\x11\x00\x00\x00\x0F'
         b'\x00\x00\x01\x0D\x00\x00\x20\x11\x00\x00\x0B\x11\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x20\x11'
         b'\x00\x00\x0B\x11\x00\x00\x1D\x03\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x20\x11\x00\x00\x0B\x11'
-        b'\x00\x00\xA5\x03\x00\x00\x1C\x01\x00\x00\x0B\x11\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x35\x11'
-        b'\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x35\x11\x00\x00\x17\x01\x00\x00\xA4\x03\x00\x00\x00\x0F'
-        b'\x00\x00\x01\x0D\x00\x00\x35\x11\x00\x00\x17\x01\x00\x00\x58\x11\x00\x00\x0B\x11\x00\x00\x0B\x11'
-        b'\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x35\x11\x00\x00\x17\x01\x00\x00\x58\x11\x00\x00\x0B\x11'
-        b'\x00\x00\x0B\x11\x00\x00\x17\x01\x00\x00\x9F\x03\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x35\x11'
-        b'\x00\x00\x17\x01\x00\x00\x58\x11\x00\x00\x0B\x11\x00\x00\x0B\x11\x00\x00\x17\x01\x00\x00\x17\x01'
-        b'\x00\x00\x68\x11\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x35\x11\x00\x00\x35\x11\x00\x00\x06\x11'
+        b'\x00\x00\xAB\x03\x00\x00\x1C\x01\x00\x00\x0B\x11\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x35\x11'
+        b'\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x35\x11\x00\x00\x17\x01\x00\x00\xAA\x03\x00\x00\x00\x0F'
+        b'\x00\x00\x01\x0D\x00\x00\x35\x11\x00\x00\x17\x01\x00\x00\x5E\x11\x00\x00\x0B\x11\x00\x00\x0B\x11'
+        b'\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x35\x11\x00\x00\x17\x01\x00\x00\x5E\x11\x00\x00\x0B\x11'
+        b'\x00\x00\x0B\x11\x00\x00\x17\x01\x00\x00\xA5\x03\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x35\x11'
+        b'\x00\x00\x17\x01\x00\x00\x5E\x11\x00\x00\x0B\x11\x00\x00\x0B\x11\x00\x00\x17\x01\x00\x00\x17\x01'
+        b'\x00\x00\x6E\x11\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x35\x11\x00\x00\x35\x11\x00\x00\x06\x11'
         b'\x00\x00\x1C\x01\x00\x00\x12\x11\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x35\x11\x00\x00\x02\x0B'
-        b'\x00\x00\x03\x0B\x00\x00\x17\x01\x00\x00\x57\x03\x00\x00\x0B\x11\x00\x00\x00\x0F\x00\x00\x01\x0D'
-        b'\x00\x00\x35\x11\x00\x00\x7D\x11\x00\x00\x7E\x11\x00\x00\x17\x01\x00\x00\x4E\x11\x00\x00\x00\x0F'
-        b'\x00\x00\x01\x0D\x00\x00\x90\x03\x00\x00\x25\x11\x00\x00\x92\x03\x00\x00\x00\x0F\x00\x00\x01\x0D'
+        b'\x00\x00\x03\x0B\x00\x00\x17\x01\x00\x00\x5D\x03\x00\x00\x0B\x11\x00\x00\x00\x0F\x00\x00\x01\x0D'
+        b'\x00\x00\x35\x11\x00\x00\x83\x11\x00\x00\x84\x11\x00\x00\x17\x01\x00\x00\x54\x11\x00\x00\x00\x0F'
+        b'\x00\x00\x01\x0D\x00\x00\x96\x03\x00\x00\x25\x11\x00\x00\x98\x03\x00\x00\x00\x0F\x00\x00\x01\x0D'
         b'\x00\x00\x16\x01\x00\x00\x0B\x11\x00\x00\x09\x03\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x05\x0B'
-        b'\x00\x00\x17\x01\x00\x00\xA6\x03\x00\x00\x35\x03\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x95\x11'
-        b'\x00\x00\x98\x11\x00\x00\x00\x0F\x00\x00\x02\x01\x00\x00\x0E\x01\x00\x00\x00\x0B\x00\x00\x01\x0B'
+        b'\x00\x00\x17\x01\x00\x00\xAC\x03\x00\x00\x35\x03\x00\x00\x00\x0F\x00\x00\x01\x0D\x00\x00\x9B\x11'
+        b'\x00\x00\x9E\x11\x00\x00\x00\x0F\x00\x00\x02\x01\x00\x00\x0E\x01\x00\x00\x00\x0B\x00\x00\x01\x0B'
         b'\x00\x00\x03\x09\x00\x00\x04\x09\x00\x00\x18\x01\x00\x00\x00\x01\x00\x00\x00\x09\x00\x00\x04\x0B'
         b'\x00\x00\x06\x0B\x00\x00\x07\x0B\x00\x00\x08\x0B\x00\x00\x09\x0B\x00\x00\x0A\x0B\x00\x00\x0B\x0B'
         b'\x00\x00\x0C\x0B\x00\x00\x0D\x0B\x00\x00\x0E\x0B\x00\x00\x0F\x0B\x00\x00\x10\x0B\x00\x00\x11\x0B'
@@ -879,32 +880,33 @@ ffi = _cffi_backend.FFI('weft_cffi._weft',
         b'\xFF\xFF\xFF\x0B' b'WEFT_TYPE_SIGNAL_MODE',25, b'\xFF\xFF\xFF\x0B'
         b'WEFT_TYPE_TENSOR_REORDERING_MODE',20, b'\xFF\xFF\xFF\x0B' b'WEFT_TYPE_VOID_PTR',6,
         b'\xFF\xFF\xFF\x0B' b'WEFT_ZERO_PAD',0, b'\x00\x00\x22\x23' b'weftAllocate',0, b'\x00\x00\x27\x23'
-        b'weftAllocateOnStream',0, b'\x00\x00\x94\x23' b'weftBackendBuildDescriptor',0, b'\x00\x00\x9A\x23'
-        b'weftBackendCreateDescriptor',0, b'\x00\x00\x52\x23' b'weftBackendDestroyDescriptor',0,
-        b'\x00\x00\x33\x23' b'weftBackendExecute',0, b'\x00\x00\x52\x23' b'weftBackendFinalize',0,
-        b'\x00\x00\x7B\x23' b'weftBackendGetAttribute',0, b'\x00\x00\x83\x23' b'weftBackendSetAttribute',0,
-        b'\x00\x00\x4B\x23' b'weftCopy',0, b'\x00\x00\x17\x23' b'weftCreate',0, b'\x00\x00\x1A\x23'
-        b'weftCreateForDevice',0, b'\x00\x00\x0F\x23' b'weftDescribe',0, b'\x00\x00\x0F\x23'
-        b'weftDescribeMachine',0, b'\x00\x00\x1F\x23' b'weftDestroy',0, b'\x00\x00\x5A\x23' b'weftExecute',0,
-        b'\x00\x00\x42\x23' b'weftFree',0, b'\x00\x00\x2D\x23' b'weftFreeOnStream',0, b'\x00\x00\x55\x23'
-        b'weftFreeze',0, b'\x00\x00\x8A\x23' b'weftGetCallback',0, b'\x00\x00\x00\x23'
-        b'weftGetErrorString',0, b'\x00\x00\x38\x23' b'weftGetExecutionPlanWorkspaceSize',0,
-        b'\x00\x00\x05\x23' b'weftGetLastErrorString',0, b'\x00\x00\x3E\x23' b'weftGetStream',0,
-        b'\x00\x00\x03\x23' b'weftGetVersion',0, b'\x00\x00\x46\x23' b'weftIsCapturing',0, b'\x00\x00\x61\x23'
-        b'weftMeasure',0, b'\x00\x00\x6A\x23' b'weftMeasureSteps',0, b'\x00\x00\x74\x23'
-        b'weftQuerySupport',0, b'\x00\x00\x8F\x23' b'weftSetCallback',0, b'\x00\x00\x14\x23'
-        b'weftSetSearchPaths',0, b'\x00\x00\x42\x23' b'weftSetStream',0, b'\x00\x00\x42\x23'
-        b'weftSynchronize',0),
-    _struct_unions = (( b'\x00\x00\x00\xA6\x00\x00\x00\x02' b'$weftAttribute_t', b'\x00\x00\x7D\x11' b'name',
-        b'\x00\x00\x7E\x11' b'type', b'\x00\x00\x57\x11' b'count', b'\x00\x00\x4E\x11' b'elements'),(
-        b'\x00\x00\x00\xB5\x00\x00\x00\x02' b'$weftDebug_t', b'\x00\x00\x90\x11' b'weft_version',
-        b'\x00\x00\x01\x11' b'status', b'\x00\x00\x90\x11' b'time_sec', b'\x00\x00\x90\x11' b'time_usec',
-        b'\x00\x00\xA4\x11' b'pid', b'\x00\x00\xA4\x11' b'tid'),( b'\x00\x00\x00\xB7\x00\x00\x00\x02'
-        b'$weftFraction_t', b'\x00\x00\x57\x11' b'numerator', b'\x00\x00\x57\x11' b'denominator'),(
-        b'\x00\x00\x00\xA2\x00\x00\x00\x10' b'weftContext',),( b'\x00\x00\x00\xA3\x00\x00\x00\x10'
+        b'weftAllocateOnStream',0, b'\x00\x00\x9A\x23' b'weftBackendBuildDescriptor',0, b'\x00\x00\xA0\x23'
+        b'weftBackendCreateDescriptor',0, b'\x00\x00\x58\x23' b'weftBackendDestroyDescriptor',0,
+        b'\x00\x00\x33\x23' b'weftBackendExecute',0, b'\x00\x00\x58\x23' b'weftBackendFinalize',0,
+        b'\x00\x00\x81\x23' b'weftBackendGetAttribute',0, b'\x00\x00\x3E\x23'
+        b'weftBackendPopulateCudaGraph',0, b'\x00\x00\x89\x23' b'weftBackendSetAttribute',0,
+        b'\x00\x00\x3E\x23' b'weftBackendUpdateCudaGraph',0, b'\x00\x00\x51\x23' b'weftCopy',0,
+        b'\x00\x00\x17\x23' b'weftCreate',0, b'\x00\x00\x1A\x23' b'weftCreateForDevice',0, b'\x00\x00\x0F\x23'
+        b'weftDescribe',0, b'\x00\x00\x0F\x23' b'weftDescribeMachine',0, b'\x00\x00\x1F\x23' b'weftDestroy',0,
+        b'\x00\x00\x60\x23' b'weftExecute',0, b'\x00\x00\x48\x23' b'weftFree',0, b'\x00\x00\x2D\x23'
+        b'weftFreeOnStream',0, b'\x00\x00\x5B\x23' b'weftFreeze',0, b'\x00\x00\x90\x23' b'weftGetCallback',0,
+        b'\x00\x00\x00\x23' b'weftGetErrorString',0, b'\x00\x00\x38\x23'
+        b'weftGetExecutionPlanWorkspaceSize',0, b'\x00\x00\x05\x23' b'weftGetLastErrorString',0,
+        b'\x00\x00\x44\x23' b'weftGetStream',0, b'\x00\x00\x03\x23' b'weftGetVersion',0, b'\x00\x00\x4C\x23'
+        b'weftIsCapturing',0, b'\x00\x00\x67\x23' b'weftMeasure',0, b'\x00\x00\x70\x23' b'weftMeasureSteps',0,
+        b'\x00\x00\x7A\x23' b'weftQuerySupport',0, b'\x00\x00\x95\x23' b'weftSetCallback',0,
+        b'\x00\x00\x14\x23' b'weftSetSearchPaths',0, b'\x00\x00\x48\x23' b'weftSetStream',0,
+        b'\x00\x00\x48\x23' b'weftSynchronize',0),
+    _struct_unions = (( b'\x00\x00\x00\xAC\x00\x00\x00\x02' b'$weftAttribute_t', b'\x00\x00\x83\x11' b'name',
+        b'\x00\x00\x84\x11' b'type', b'\x00\x00\x5D\x11' b'count', b'\x00\x00\x54\x11' b'elements'),(
+        b'\x00\x00\x00\xBB\x00\x00\x00\x02' b'$weftDebug_t', b'\x00\x00\x96\x11' b'weft_version',
+        b'\x00\x00\x01\x11' b'status', b'\x00\x00\x96\x11' b'time_sec', b'\x00\x00\x96\x11' b'time_usec',
+        b'\x00\x00\xAA\x11' b'pid', b'\x00\x00\xAA\x11' b'tid'),( b'\x00\x00\x00\xBD\x00\x00\x00\x02'
+        b'$weftFraction_t', b'\x00\x00\x5D\x11' b'numerator', b'\x00\x00\x5D\x11' b'denominator'),(
+        b'\x00\x00\x00\xA8\x00\x00\x00\x10' b'weftContext',),( b'\x00\x00\x00\xA9\x00\x00\x00\x10'
         b'weftDescriptor',)),
-    _enums = ( b'\x00\x00\x00\xA0\x00\x00\x00\x16' b'$1' b'\x00' b'WEFT_MAJOR,WEFT_MINOR,WEFT_PATCHLEVEL',
-        b'\x00\x00\x00\xA1\x00\x00\x00\x16' b'$2' b'\x00' b'WEFT_DIM_MAX', b'\x00\x00\x00\x7D\x00\x00\x00\x16'
+    _enums = ( b'\x00\x00\x00\xA6\x00\x00\x00\x16' b'$1' b'\x00' b'WEFT_MAJOR,WEFT_MINOR,WEFT_PATCHLEVEL',
+        b'\x00\x00\x00\xA7\x00\x00\x00\x16' b'$2' b'\x00' b'WEFT_DIM_MAX', b'\x00\x00\x00\x83\x00\x00\x00\x16'
         b'$weftBackendAttributeName_t' b'\x00'
         b'WEFT_ATTR_NAME_EXT,WEFT_ATTR_TENSOR_BYTE_ALIGNMENT,WEFT_ATTR_TENSOR_DATA_TYPE,'
         b'WEFT_ATTR_TENSOR_DIMENSIONS,WEFT_ATTR_TENSOR_STRIDES,WEFT_ATTR_TENSOR_VECTOR_COUNT,'
@@ -1268,7 +1270,7 @@ ffi = _cffi_backend.FFI('weft_cffi._weft',
         b'WEFT_ATTR_KERNEL_CACHE_JSON_REPRESENTATION,WEFT_ATTR_KERNEL_CACHE_REVISION,'
         b'WEFT_ATTR_KERNEL_CACHE_ENTRY_COUNT,WEFT_ATTR_DEVICEPROP_DEVICE_ID,WEFT_ATTR_DEVICEPROP_HANDLE,'
         b'WEFT_ATTR_DEVICEPROP_JSON_REPRESENTATION,WEFT_ATTR_DEVICEPROP_KIND_EXT,'
-        b'WEFT_ATTR_DEVICEPROP_NAME_EXT,WEFT_ATTR_DEVICEPROP_THREADS_EXT', b'\x00\x00\x00\x7E\x00\x00\x00\x16'
+        b'WEFT_ATTR_DEVICEPROP_NAME_EXT,WEFT_ATTR_DEVICEPROP_THREADS_EXT', b'\x00\x00\x00\x84\x00\x00\x00\x16'
         b'$weftBackendAttributeType_t' b'\x00'
         b'WEFT_TYPE_HANDLE,WEFT_TYPE_DATA_TYPE,WEFT_TYPE_BOOLEAN,WEFT_TYPE_INT64,WEFT_TYPE_FLOAT,'
         b'WEFT_TYPE_DOUBLE,WEFT_TYPE_VOID_PTR,WEFT_TYPE_CONVOLUTION_MODE,WEFT_TYPE_HEUR_MODE,'
@@ -1279,12 +1281,12 @@ ffi = _cffi_backend.FFI('weft_cffi._weft',
         b'WEFT_TYPE_PADDING_MODE,WEFT_TYPE_INT32,WEFT_TYPE_CHAR,WEFT_TYPE_SIGNAL_MODE,WEFT_TYPE_FRACTION,'
         b'WEFT_TYPE_NORM_MODE,WEFT_TYPE_NORM_FWD_PHASE,WEFT_TYPE_RNG_DISTRIBUTION,'
         b'WEFT_TYPE_MOE_GROUPED_MATMUL_MODE,WEFT_TYPE_RESHAPE_MODE,WEFT_TYPE_OPERATIONGRAPH_MODE,'
-        b'WEFT_TYPE_CUDA_GRAPH_RETENTION,WEFT_TYPE_RNN_MODE_EXT', b'\x00\x00\x00\xA7\x00\x00\x00\x16'
+        b'WEFT_TYPE_CUDA_GRAPH_RETENTION,WEFT_TYPE_RNN_MODE_EXT', b'\x00\x00\x00\xAD\x00\x00\x00\x16'
         b'$weftBackendBehaviorNote_t' b'\x00'
         b'WEFT_BEHAVIOR_NOTE_RUNTIME_COMPILATION,WEFT_BEHAVIOR_NOTE_REQUIRES_FILTER_INT8x32_REORDER,'
         b'WEFT_BEHAVIOR_NOTE_REQUIRES_BIAS_INT8x32_REORDER,'
         b'WEFT_BEHAVIOR_NOTE_SUPPORTS_CUDA_GRAPH_NATIVE_API,WEFT_BEHAVIOR_NOTE_CUBLASLT_DEPENDENCY',
-        b'\x00\x00\x00\x95\x00\x00\x00\x16' b'$weftBackendDescriptorType_t' b'\x00'
+        b'\x00\x00\x00\x9B\x00\x00\x00\x16' b'$weftBackendDescriptorType_t' b'\x00'
         b'WEFT_BACKEND_TENSOR_DESCRIPTOR,WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR,'
         b'WEFT_BACKEND_POINTWISE_DESCRIPTOR,WEFT_BACKEND_OPERATION_POINTWISE_DESCRIPTOR,'
         b'WEFT_BACKEND_MATMUL_DESCRIPTOR,WEFT_BACKEND_OPERATION_MATMUL_DESCRIPTOR,'
@@ -1326,10 +1328,10 @@ ffi = _cffi_backend.FFI('weft_cffi._weft',
         b'WEFT_BACKEND_OPERATION_CTC_LOSS_FWD_DESCRIPTOR_EXT,'
         b'WEFT_BACKEND_OPERATION_CTC_LOSS_BWD_DESCRIPTOR_EXT,'
         b'WEFT_BACKEND_OPERATION_RECURRENCE_FWD_DESCRIPTOR_EXT,'
-        b'WEFT_BACKEND_OPERATION_RECURRENCE_BWD_DESCRIPTOR_EXT', b'\x00\x00\x00\xA8\x00\x00\x00\x16'
+        b'WEFT_BACKEND_OPERATION_RECURRENCE_BWD_DESCRIPTOR_EXT', b'\x00\x00\x00\xAE\x00\x00\x00\x16'
         b'$weftBackendHeurMode_t' b'\x00'
         b'WEFT_HEUR_MODE_INSTANT,WEFT_HEUR_MODE_B,WEFT_HEUR_MODE_FALLBACK,WEFT_HEUR_MODE_A',
-        b'\x00\x00\x00\xA9\x00\x00\x00\x16' b'$weftBackendKnobType_t' b'\x00'
+        b'\x00\x00\x00\xAF\x00\x00\x00\x16' b'$weftBackendKnobType_t' b'\x00'
         b'WEFT_KNOB_TYPE_SPLIT_K,WEFT_KNOB_TYPE_SWIZZLE,WEFT_KNOB_TYPE_TILE_SIZE,WEFT_KNOB_TYPE_USE_TEX,'
         b'WEFT_KNOB_TYPE_EDGE,WEFT_KNOB_TYPE_KBLOCK,WEFT_KNOB_TYPE_LDGA,WEFT_KNOB_TYPE_LDGB,'
         b'WEFT_KNOB_TYPE_CHUNK_K,WEFT_KNOB_TYPE_SPLIT_H,WEFT_KNOB_TYPE_WINO_TILE,WEFT_KNOB_TYPE_MULTIPLY,'
@@ -1345,20 +1347,20 @@ ffi = _cffi_backend.FFI('weft_cffi._weft',
         b'WEFT_KNOB_TYPE_SPLIT_P_SLC,WEFT_KNOB_TYPE_TILE_M,WEFT_KNOB_TYPE_TILE_N,'
         b'WEFT_KNOB_TYPE_WARP_SPEC_CFG,WEFT_KNOB_TYPE_SWAP_AB,WEFT_KNOB_TYPE_INPUT_TMA_ENABLE,'
         b'WEFT_KNOB_TYPE_OUTPUT_TMA_ENABLE,WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT',
-        b'\x00\x00\x00\xAA\x00\x00\x00\x16' b'$weftBackendLayoutType_t' b'\x00'
+        b'\x00\x00\x00\xB0\x00\x00\x00\x16' b'$weftBackendLayoutType_t' b'\x00'
         b'WEFT_LAYOUT_TYPE_PREFERRED_NCHW,WEFT_LAYOUT_TYPE_PREFERRED_NHWC,'
         b'WEFT_LAYOUT_TYPE_PREFERRED_PAD4CK,WEFT_LAYOUT_TYPE_PREFERRED_PAD8CK',
-        b'\x00\x00\x00\xAB\x00\x00\x00\x16' b'$weftBackendNormFwdPhase_t' b'\x00'
-        b'WEFT_NORM_FWD_INFERENCE,WEFT_NORM_FWD_TRAINING', b'\x00\x00\x00\xAC\x00\x00\x00\x16'
+        b'\x00\x00\x00\xB1\x00\x00\x00\x16' b'$weftBackendNormFwdPhase_t' b'\x00'
+        b'WEFT_NORM_FWD_INFERENCE,WEFT_NORM_FWD_TRAINING', b'\x00\x00\x00\xB2\x00\x00\x00\x16'
         b'$weftBackendNormMode_t' b'\x00'
         b'WEFT_LAYER_NORM,WEFT_INSTANCE_NORM,WEFT_BATCH_NORM,WEFT_GROUP_NORM,WEFT_RMS_NORM,'
-        b'WEFT_ADA_LAYER_NORM', b'\x00\x00\x00\xAD\x00\x00\x00\x16' b'$weftBackendNumericalNote_t' b'\x00'
+        b'WEFT_ADA_LAYER_NORM', b'\x00\x00\x00\xB3\x00\x00\x00\x16' b'$weftBackendNumericalNote_t' b'\x00'
         b'WEFT_NUMERICAL_NOTE_TENSOR_CORE,WEFT_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS,'
         b'WEFT_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION,WEFT_NUMERICAL_NOTE_FFT,'
         b'WEFT_NUMERICAL_NOTE_NONDETERMINISTIC,WEFT_NUMERICAL_NOTE_WINOGRAD,'
         b'WEFT_NUMERICAL_NOTE_WINOGRAD_TILE_4x4,WEFT_NUMERICAL_NOTE_WINOGRAD_TILE_6x6,'
         b'WEFT_NUMERICAL_NOTE_WINOGRAD_TILE_13x13,WEFT_NUMERICAL_NOTE_STRICT_NAN_PROP',
-        b'\x00\x00\x00\xAE\x00\x00\x00\x15' b'$weftBackendOperationGraphMode_t' b'\x00'
+        b'\x00\x00\x00\xB4\x00\x00\x00\x15' b'$weftBackendOperationGraphMode_t' b'\x00'
         b'WEFT_OPERATIONGRAPH_MODE_AUTO,WEFT_OPERATIONGRAPH_MODE_CONV_FORWARD,'
         b'WEFT_OPERATIONGRAPH_MODE_CONV_BWD_DATA,WEFT_OPERATIONGRAPH_MODE_CONV_BWD_FILTER,'
         b'WEFT_OPERATIONGRAPH_MODE_NORM_FWD_INFER,WEFT_OPERATIONGRAPH_MODE_NORM_FWD_TRAIN,'
@@ -1367,33 +1369,33 @@ ffi = _cffi_backend.FFI('weft_cffi._weft',
         b'WEFT_OPERATIONGRAPH_MODE_BLAS_MATMUL,WEFT_OPERATIONGRAPH_MODE_GENERIC_MATMUL_FUSION,'
         b'WEFT_OPERATIONGRAPH_MODE_GENERIC_POINTWISE_FUSION,WEFT_OPERATIONGRAPH_MODE_SDPA_FWD,'
         b'WEFT_OPERATIONGRAPH_MODE_SDPA_BWD,WEFT_OPERATIONGRAPH_MODE_UNIFIED_SDPA_FWD,'
-        b'WEFT_OPERATIONGRAPH_MODE_UNIFIED_SDPA_BWD', b'\x00\x00\x00\xAF\x00\x00\x00\x16'
+        b'WEFT_OPERATIONGRAPH_MODE_UNIFIED_SDPA_BWD', b'\x00\x00\x00\xB5\x00\x00\x00\x16'
         b'$weftBackendReshapeMode_t' b'\x00' b'WEFT_RESHAPE_VIEW_ONLY,WEFT_RESHAPE_LOGICAL',
-        b'\x00\x00\x00\xB0\x00\x00\x00\x16' b'$weftBackendTensorReordering_t' b'\x00'
+        b'\x00\x00\x00\xB6\x00\x00\x00\x16' b'$weftBackendTensorReordering_t' b'\x00'
         b'WEFT_TENSOR_REORDERING_NONE,WEFT_TENSOR_REORDERING_INT8x32,WEFT_TENSOR_REORDERING_F16x16,'
-        b'WEFT_TENSOR_REORDERING_F8_128x4', b'\x00\x00\x00\xB1\x00\x00\x00\x16' b'$weftBnFinalizeStatsMode_t'
+        b'WEFT_TENSOR_REORDERING_F8_128x4', b'\x00\x00\x00\xB7\x00\x00\x00\x16' b'$weftBnFinalizeStatsMode_t'
         b'\x00' b'WEFT_BN_FINALIZE_STATISTICS_TRAINING,WEFT_BN_FINALIZE_STATISTICS_INFERENCE',
-        b'\x00\x00\x00\xB2\x00\x00\x00\x16' b'$weftConvolutionMode_t' b'\x00'
-        b'WEFT_CONVOLUTION,WEFT_CROSS_CORRELATION', b'\x00\x00\x00\xB3\x00\x00\x00\x16'
+        b'\x00\x00\x00\xB8\x00\x00\x00\x16' b'$weftConvolutionMode_t' b'\x00'
+        b'WEFT_CONVOLUTION,WEFT_CROSS_CORRELATION', b'\x00\x00\x00\xB9\x00\x00\x00\x16'
         b'$weftCudaGraphRetention_t' b'\x00'
         b'WEFT_CUDA_GRAPH_RETENTION_PER_GRAPH,WEFT_CUDA_GRAPH_RETENTION_NONE',
-        b'\x00\x00\x00\xB4\x00\x00\x00\x16' b'$weftDataType_t' b'\x00'
+        b'\x00\x00\x00\xBA\x00\x00\x00\x16' b'$weftDataType_t' b'\x00'
         b'WEFT_DATA_FLOAT,WEFT_DATA_DOUBLE,WEFT_DATA_HALF,WEFT_DATA_INT8,WEFT_DATA_INT32,WEFT_DATA_INT8x4,'
         b'WEFT_DATA_UINT8,WEFT_DATA_UINT8x4,WEFT_DATA_INT8x32,WEFT_DATA_BFLOAT16,WEFT_DATA_INT64,'
         b'WEFT_DATA_BOOLEAN,WEFT_DATA_FP8_E4M3,WEFT_DATA_FP8_E5M2,WEFT_DATA_FAST_FLOAT_FOR_FP8,'
         b'WEFT_DATA_FP8_E8M0,WEFT_DATA_FP4_E2M1,WEFT_DATA_INT4,WEFT_DATA_UINT4,WEFT_DATA_UINT32,'
         b'WEFT_DATA_COMPLEX_FP32,WEFT_DATA_COMPLEX_FP64,WEFT_DATA_BYTE_BOOLEAN,WEFT_DATA_FP8_E5M3',
         b'\x00\x00\x00\x1C\x00\x00\x00\x16' b'$weftDeviceKind_t' b'\x00' b'WEFT_DEVICE_CPU,WEFT_DEVICE_CUDA',
-        b'\x00\x00\x00\xB6\x00\x00\x00\x16' b'$weftDiagonalAlignment_t' b'\x00'
-        b'WEFT_DIAGONAL_TOP_LEFT,WEFT_DIAGONAL_BOTTOM_RIGHT', b'\x00\x00\x00\xB8\x00\x00\x00\x16'
-        b'$weftGenStatsMode_t' b'\x00' b'WEFT_GENSTATS_SUM_SQSUM', b'\x00\x00\x00\xB9\x00\x00\x00\x16'
+        b'\x00\x00\x00\xBC\x00\x00\x00\x16' b'$weftDiagonalAlignment_t' b'\x00'
+        b'WEFT_DIAGONAL_TOP_LEFT,WEFT_DIAGONAL_BOTTOM_RIGHT', b'\x00\x00\x00\xBE\x00\x00\x00\x16'
+        b'$weftGenStatsMode_t' b'\x00' b'WEFT_GENSTATS_SUM_SQSUM', b'\x00\x00\x00\xBF\x00\x00\x00\x16'
         b'$weftMoeGroupedMatmulMode_t' b'\x00'
         b'WEFT_MOE_GROUPED_MATMUL_MODE_NONE,WEFT_MOE_GROUPED_MATMUL_MODE_GATHER,'
-        b'WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER', b'\x00\x00\x00\xBA\x00\x00\x00\x16' b'$weftNanPropagation_t'
-        b'\x00' b'WEFT_NOT_PROPAGATE_NAN,WEFT_PROPAGATE_NAN', b'\x00\x00\x00\xBB\x00\x00\x00\x16'
+        b'WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER', b'\x00\x00\x00\xC0\x00\x00\x00\x16' b'$weftNanPropagation_t'
+        b'\x00' b'WEFT_NOT_PROPAGATE_NAN,WEFT_PROPAGATE_NAN', b'\x00\x00\x00\xC1\x00\x00\x00\x16'
         b'$weftPaddingMode_t' b'\x00'
         b'WEFT_ZERO_PAD,WEFT_NEG_INF_PAD,WEFT_EDGE_VAL_PAD,WEFT_REFLECTION_PAD_EXT',
-        b'\x00\x00\x00\xBC\x00\x00\x00\x16' b'$weftPointwiseMode_t' b'\x00'
+        b'\x00\x00\x00\xC2\x00\x00\x00\x16' b'$weftPointwiseMode_t' b'\x00'
         b'WEFT_POINTWISE_ADD,WEFT_POINTWISE_ADD_SQUARE,WEFT_POINTWISE_DIV,WEFT_POINTWISE_MAX,'
         b'WEFT_POINTWISE_MIN,WEFT_POINTWISE_MOD,WEFT_POINTWISE_MUL,WEFT_POINTWISE_POW,WEFT_POINTWISE_SUB,'
         b'WEFT_POINTWISE_ABS,WEFT_POINTWISE_CEIL,WEFT_POINTWISE_COS,WEFT_POINTWISE_EXP,'
@@ -1408,20 +1410,20 @@ ffi = _cffi_backend.FFI('weft_cffi._weft',
         b'WEFT_POINTWISE_GELU_APPROX_TANH_BWD,WEFT_POINTWISE_CMP_EQ,WEFT_POINTWISE_CMP_NEQ,'
         b'WEFT_POINTWISE_CMP_GT,WEFT_POINTWISE_CMP_GE,WEFT_POINTWISE_CMP_LT,WEFT_POINTWISE_CMP_LE,'
         b'WEFT_POINTWISE_LOGICAL_AND,WEFT_POINTWISE_LOGICAL_OR,WEFT_POINTWISE_LOGICAL_NOT,'
-        b'WEFT_POINTWISE_GEN_INDEX,WEFT_POINTWISE_BINARY_SELECT', b'\x00\x00\x00\xBD\x00\x00\x00\x16'
+        b'WEFT_POINTWISE_GEN_INDEX,WEFT_POINTWISE_BINARY_SELECT', b'\x00\x00\x00\xC3\x00\x00\x00\x16'
         b'$weftReduceTensorOp_t' b'\x00'
         b'WEFT_REDUCE_TENSOR_ADD,WEFT_REDUCE_TENSOR_MUL,WEFT_REDUCE_TENSOR_MIN,WEFT_REDUCE_TENSOR_MAX,'
         b'WEFT_REDUCE_TENSOR_AMAX,WEFT_REDUCE_TENSOR_AVG,WEFT_REDUCE_TENSOR_NORM1,'
-        b'WEFT_REDUCE_TENSOR_NORM2,WEFT_REDUCE_TENSOR_MUL_NO_ZEROS', b'\x00\x00\x00\xBE\x00\x00\x00\x16'
+        b'WEFT_REDUCE_TENSOR_NORM2,WEFT_REDUCE_TENSOR_MUL_NO_ZEROS', b'\x00\x00\x00\xC4\x00\x00\x00\x16'
         b'$weftResampleMode_t' b'\x00' b'WEFT_RESAMPLE_NEAREST,WEFT_RESAMPLE_BILINEAR,WEFT_RESAMPLE_AVGPOOL,'
         b'WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING,WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING,'
-        b'WEFT_RESAMPLE_MAXPOOL,WEFT_RESAMPLE_BICUBIC_EXT', b'\x00\x00\x00\xBF\x00\x00\x00\x16'
+        b'WEFT_RESAMPLE_MAXPOOL,WEFT_RESAMPLE_BICUBIC_EXT', b'\x00\x00\x00\xC5\x00\x00\x00\x16'
         b'$weftRngDistribution_t' b'\x00'
         b'WEFT_RNG_DISTRIBUTION_BERNOULLI,WEFT_RNG_DISTRIBUTION_UNIFORM,WEFT_RNG_DISTRIBUTION_NORMAL',
-        b'\x00\x00\x00\xC0\x00\x00\x00\x16' b'$weftRnnMode_t' b'\x00'
+        b'\x00\x00\x00\xC6\x00\x00\x00\x16' b'$weftRnnMode_t' b'\x00'
         b'WEFT_RNN_MODE_RELU,WEFT_RNN_MODE_TANH,WEFT_RNN_MODE_LSTM,WEFT_RNN_MODE_GRU',
         b'\x00\x00\x00\x0A\x00\x00\x00\x16' b'$weftSeverity_t' b'\x00'
-        b'WEFT_SEV_FATAL,WEFT_SEV_ERROR,WEFT_SEV_WARNING,WEFT_SEV_INFO', b'\x00\x00\x00\xC1\x00\x00\x00\x16'
+        b'WEFT_SEV_FATAL,WEFT_SEV_ERROR,WEFT_SEV_WARNING,WEFT_SEV_INFO', b'\x00\x00\x00\xC7\x00\x00\x00\x16'
         b'$weftSignalMode_t' b'\x00' b'WEFT_SIGNAL_SET,WEFT_SIGNAL_WAIT', b'\x00\x00\x00\x01\x00\x00\x00\x16'
         b'$weftStatus_t' b'\x00'
         b'WEFT_STATUS_SUCCESS,WEFT_STATUS_NOT_INITIALIZED,WEFT_STATUS_SUBLIBRARY_VERSION_MISMATCH,'
@@ -1450,23 +1452,23 @@ ffi = _cffi_backend.FFI('weft_cffi._weft',
         b'WEFT_STATUS_EXECUTION_FAILED_CUDART,WEFT_STATUS_EXECUTION_FAILED_CURAND,'
         b'WEFT_STATUS_BAD_PARAM_ALREADY_FINALIZED_EXT,WEFT_STATUS_BAD_PARAM_CYCLE_EXT,'
         b'WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT'),
-    _typenames = ( b'\x00\x00\x00\xA6' b'weftAttribute_t', b'\x00\x00\x00\x7D' b'weftBackendAttributeName_t',
-        b'\x00\x00\x00\x7E' b'weftBackendAttributeType_t', b'\x00\x00\x00\xA7' b'weftBackendBehaviorNote_t',
-        b'\x00\x00\x00\x95' b'weftBackendDescriptorType_t', b'\x00\x00\x00\x35' b'weftBackendDescriptor_t',
-        b'\x00\x00\x00\xA8' b'weftBackendHeurMode_t', b'\x00\x00\x00\xA9' b'weftBackendKnobType_t',
-        b'\x00\x00\x00\xAA' b'weftBackendLayoutType_t', b'\x00\x00\x00\xAB' b'weftBackendNormFwdPhase_t',
-        b'\x00\x00\x00\xAC' b'weftBackendNormMode_t', b'\x00\x00\x00\xAD' b'weftBackendNumericalNote_t',
-        b'\x00\x00\x00\xAE' b'weftBackendOperationGraphMode_t', b'\x00\x00\x00\xAF'
-        b'weftBackendReshapeMode_t', b'\x00\x00\x00\xB0' b'weftBackendTensorReordering_t', b'\x00\x00\x00\xB1'
-        b'weftBnFinalizeStatsMode_t', b'\x00\x00\x00\x92' b'weftCallback_t', b'\x00\x00\x00\xB2'
-        b'weftConvolutionMode_t', b'\x00\x00\x00\xB3' b'weftCudaGraphRetention_t', b'\x00\x00\x00\xB4'
-        b'weftDataType_t', b'\x00\x00\x00\xB5' b'weftDebug_t', b'\x00\x00\x00\x1C' b'weftDeviceKind_t',
-        b'\x00\x00\x00\xB6' b'weftDiagonalAlignment_t', b'\x00\x00\x00\xB7' b'weftFraction_t',
-        b'\x00\x00\x00\xB8' b'weftGenStatsMode_t', b'\x00\x00\x00\x20' b'weftHandle_t', b'\x00\x00\x00\xB9'
-        b'weftMoeGroupedMatmulMode_t', b'\x00\x00\x00\xBA' b'weftNanPropagation_t', b'\x00\x00\x00\xBB'
-        b'weftPaddingMode_t', b'\x00\x00\x00\xBC' b'weftPointwiseMode_t', b'\x00\x00\x00\xBD'
-        b'weftReduceTensorOp_t', b'\x00\x00\x00\xBE' b'weftResampleMode_t', b'\x00\x00\x00\xBF'
-        b'weftRngDistribution_t', b'\x00\x00\x00\xC0' b'weftRnnMode_t', b'\x00\x00\x00\x0A' b'weftSeverity_t',
-        b'\x00\x00\x00\xC1' b'weftSignalMode_t', b'\x00\x00\x00\x01' b'weftStatus_t', b'\x00\x00\x00\x0B'
-        b'weftStream_t'),
+    _typenames = ( b'\x00\x00\x00\xAC' b'weftAttribute_t', b'\x00\x00\x00\x83' b'weftBackendAttributeName_t',
+        b'\x00\x00\x00\x84' b'weftBackendAttributeType_t', b'\x00\x00\x00\xAD' b'weftBackendBehaviorNote_t',
+        b'\x00\x00\x00\x9B' b'weftBackendDescriptorType_t', b'\x00\x00\x00\x35' b'weftBackendDescriptor_t',
+        b'\x00\x00\x00\xAE' b'weftBackendHeurMode_t', b'\x00\x00\x00\xAF' b'weftBackendKnobType_t',
+        b'\x00\x00\x00\xB0' b'weftBackendLayoutType_t', b'\x00\x00\x00\xB1' b'weftBackendNormFwdPhase_t',
+        b'\x00\x00\x00\xB2' b'weftBackendNormMode_t', b'\x00\x00\x00\xB3' b'weftBackendNumericalNote_t',
+        b'\x00\x00\x00\xB4' b'weftBackendOperationGraphMode_t', b'\x00\x00\x00\xB5'
+        b'weftBackendReshapeMode_t', b'\x00\x00\x00\xB6' b'weftBackendTensorReordering_t', b'\x00\x00\x00\xB7'
+        b'weftBnFinalizeStatsMode_t', b'\x00\x00\x00\x98' b'weftCallback_t', b'\x00\x00\x00\xB8'
+        b'weftConvolutionMode_t', b'\x00\x00\x00\xB9' b'weftCudaGraphRetention_t', b'\x00\x00\x00\x0B'
+        b'weftCudaGraph_t', b'\x00\x00\x00\xBA' b'weftDataType_t', b'\x00\x00\x00\xBB' b'weftDebug_t',
+        b'\x00\x00\x00\x1C' b'weftDeviceKind_t', b'\x00\x00\x00\xBC' b'weftDiagonalAlignment_t',
+        b'\x00\x00\x00\xBD' b'weftFraction_t', b'\x00\x00\x00\xBE' b'weftGenStatsMode_t', b'\x00\x00\x00\x20'
+        b'weftHandle_t', b'\x00\x00\x00\xBF' b'weftMoeGroupedMatmulMode_t', b'\x00\x00\x00\xC0'
+        b'weftNanPropagation_t', b'\x00\x00\x00\xC1' b'weftPaddingMode_t', b'\x00\x00\x00\xC2'
+        b'weftPointwiseMode_t', b'\x00\x00\x00\xC3' b'weftReduceTensorOp_t', b'\x00\x00\x00\xC4'
+        b'weftResampleMode_t', b'\x00\x00\x00\xC5' b'weftRngDistribution_t', b'\x00\x00\x00\xC6'
+        b'weftRnnMode_t', b'\x00\x00\x00\x0A' b'weftSeverity_t', b'\x00\x00\x00\xC7' b'weftSignalMode_t',
+        b'\x00\x00\x00\x01' b'weftStatus_t', b'\x00\x00\x00\x0B' b'weftStream_t'),
 )

@@ -70,6 +70,9 @@ typedef struct weftContext *weftHandle_t;
 /** A CUDA stream (CUstream or cudaStream_t); NULL is the default stream. The CPU ignores it. */
 typedef void *weftStream_t;
 
+/** A CUDA graph (CUgraph or cudaGraph_t). */
+typedef void *weftCudaGraph_t;
+
 /** Opens the default device: the first NVIDIA GPU that Weft can use, otherwise the CPU.
     handle: receives the handle; release it with weftDestroy.
     Fails with BAD_PARAM_NULL_POINTER or INTERNAL_ERROR_HOST_ALLOCATION_FAILED. */
@@ -157,7 +160,24 @@ weftStatus_t weftBackendGetAttribute(weftBackendDescriptor_t descriptor, weftBac
                  virtual, host pointers for by-value tensors, and a workspace of at least the plan's size. */
 weftStatus_t weftBackendExecute(weftHandle_t handle, weftBackendDescriptor_t plan, weftBackendDescriptor_t variantPack);
 
-/** The same with a flat array of pointers, for bindings and hot loops. Weft's own.
+/** Writes the kernels of a plan into a CUDA graph, as one child graph, instead of running them. The graph uses the
+    kernels of the plan and the pointers of the variant pack: keep the plan until the graph and what was instantiated
+    from it are destroyed.
+    handle, plan, variantPack: as for weftBackendExecute. By-value numbers become part of the graph. The plan must be
+                 for a GPU, and the variant pack must not override shapes.
+    graph:       an empty graph, of cudaGraphCreate or cuGraphCreate. To add the plan to a graph with other nodes, add
+                 this one as a child (cudaGraphAddChildGraphNode). */
+weftStatus_t weftBackendPopulateCudaGraph(weftHandle_t handle, weftBackendDescriptor_t plan,
+                                          weftBackendDescriptor_t variantPack, weftCudaGraph_t graph);
+
+/** Replaces the pointers and by-value numbers in such a graph, or in a child graph that was copied from it. The kernels
+    stay the same, so that an executable graph can be updated (cudaGraphExecUpdate).
+    handle, plan, variantPack: as for weftBackendPopulateCudaGraph, with the same plan.
+    graph:       a graph that weftBackendPopulateCudaGraph has written. */
+weftStatus_t weftBackendUpdateCudaGraph(weftHandle_t handle, weftBackendDescriptor_t plan,
+                                        weftBackendDescriptor_t variantPack, weftCudaGraph_t graph);
+
+/** The same as weftBackendExecute with a flat array of pointers, for bindings and hot loops. Weft's own.
     count:     number of pointers; must be the plan's number of slots.
     pointers:  addresses in slot order, see WEFT_ATTR_EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT. On a GPU they must be
                multiples of the tensors' WEFT_ATTR_TENSOR_BYTE_ALIGNMENT; on the CPU, and if the plan has

@@ -52,7 +52,8 @@ struct recording;
 /* All objects of the driver share this type, so that a handle of the wrong kind is detected. */
 struct item {
     struct item *next;
-    enum { MODULE, EVENT, MEMORY, STREAM, GRAPH, EXECUTABLE } kind;
+    enum { MODULE, EVENT, MEMORY, STREAM, GRAPH, NODE, EXECUTABLE } kind;
+    const struct item *graph;    /* of a node, which is a child graph */
     struct recording *recording; /* of a graph or of a stream that is being captured; otherwise NULL */
     struct context *context;
     size_t bytes;
@@ -770,7 +771,59 @@ static int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned 
     if (!made->recording)
         return leave(OUT_OF_MEMORY);
     *made->recording = *item->recording;
+    for (const struct item *node = alive; node; node = node->next)
+        for (int i = 0; node->kind == NODE && node->graph == item && i < node->recording->count; i++) {
+            if (made->recording->count == RECORDED_MAX)
+                return leave(NOT_SUPPORTED);
+            made->recording->at[made->recording->count++] = node->recording->at[i];
+        }
     return leave(OK);
+}
+
+static int cuGraphCreate(void **graph, unsigned flags) {
+    ENTER(true, true);
+    struct item *made = flags ? NULL : make_alive(GRAPH, 0);
+    *graph = made;
+    if (!made)
+        return leave(INVALID_VALUE);
+    made->recording = make_recording();
+    return leave(made->recording ? OK : OUT_OF_MEMORY);
+}
+
+/* A copy of the child's kernels. */
+static int cuGraphAddChildGraphNode(void **node, void *graph, void *const *dependencies, size_t count, void *child) {
+    ENTER(false, true);
+    const struct item *parent = find_alive(graph, GRAPH), *from = find_alive(child, GRAPH);
+    struct item *made = parent && from && !count && !dependencies ? make_alive(NODE, 0) : NULL;
+    *node = made;
+    if (!made)
+        return leave(INVALID_VALUE);
+    made->graph = parent;
+    made->recording = make_recording();
+    if (!made->recording)
+        return leave(OUT_OF_MEMORY);
+    *made->recording = *from->recording;
+    return leave(OK);
+}
+
+/* The kernels of a captured graph count as nodes, but cannot be listed. */
+static int cuGraphGetNodes(void *graph, void **nodes, size_t *count) {
+    ENTER(false, true);
+    const struct item *parent = find_alive(graph, GRAPH);
+    size_t found = parent ? (size_t)parent->recording->count : 0;
+    for (struct item *item = alive; parent && item; item = item->next)
+        if (item->kind == NODE && item->graph == parent) {
+            if (nodes && found < *count)
+                nodes[found] = item;
+            found++;
+        }
+    *count = found;
+    return leave(parent ? OK : INVALID_VALUE);
+}
+
+static int cuGraphDestroyNode(void *node) {
+    ENTER(false, true);
+    return leave(end_life(node, NODE));
 }
 
 /* Both graphs must have the same kernels, like in the driver. */
@@ -811,6 +864,11 @@ static int cuGraphExecDestroy(void *executable) {
 
 static int cuGraphDestroy(void *graph) {
     ENTER(false, true);
+    for (struct item *item = alive, *next; item; item = next) {
+        next = item->next;
+        if (item->kind == NODE && item->graph == graph)
+            end_life(item, NODE);
+    }
     return leave(end_life(graph, GRAPH));
 }
 
@@ -962,6 +1020,10 @@ static const struct {
     NAMED(cuGraphLaunch, ),
     NAMED(cuGraphExecDestroy, ),
     NAMED(cuGraphDestroy, ),
+    NAMED(cuGraphCreate, ),
+    NAMED(cuGraphGetNodes, ),
+    NAMED(cuGraphDestroyNode, ),
+    NAMED(cuGraphAddChildGraphNode, ),
     NAMED(cuStreamGetId, ),
     NAMED(cuEventCreate, ),
     NAMED(cuEventDestroy, _v2),

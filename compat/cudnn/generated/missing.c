@@ -24,18 +24,6 @@ cudnnStatus_t cudnnSetBackdoorEx(void) {
     return report_missing("cudnnSetBackdoorEx");
 }
 
-cudnnStatus_t cudnnBackendPopulateCudaGraph(cudnnHandle_t a0, cudnnBackendDescriptor_t a1, cudnnBackendDescriptor_t a2,
-    cudaGraph_t a3) {
-    (void)a0; (void)a1; (void)a2; (void)a3;
-    return report_missing("cudnnBackendPopulateCudaGraph");
-}
-
-cudnnStatus_t cudnnBackendUpdateCudaGraph(cudnnHandle_t a0, cudnnBackendDescriptor_t a1, cudnnBackendDescriptor_t a2,
-    cudaGraph_t a3) {
-    (void)a0; (void)a1; (void)a2; (void)a3;
-    return report_missing("cudnnBackendUpdateCudaGraph");
-}
-
 cudnnStatus_t cudnnGetFoldedConvBackwardDataDescriptors(cudnnHandle_t a0, cudnnFilterDescriptor_t a1,
     cudnnTensorDescriptor_t a2, cudnnConvolutionDescriptor_t a3, cudnnTensorDescriptor_t a4, cudnnTensorFormat_t a5,
     cudnnFilterDescriptor_t a6, cudnnTensorDescriptor_t a7, cudnnConvolutionDescriptor_t a8, cudnnTensorDescriptor_t a9,

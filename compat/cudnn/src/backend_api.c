@@ -174,6 +174,18 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     RETURN_COUNTED(execute(handle, plan, pack));
 }
 
+cudnnStatus_t cudnnBackendPopulateCudaGraph(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
+                                            cudnnBackendDescriptor_t pack, cudaGraph_t graph) {
+    REQUIRE_HANDLE(handle);
+    RETURN_COUNTED(from_weft(weftBackendPopulateCudaGraph(handle->weft, plan, pack, graph)));
+}
+
+cudnnStatus_t cudnnBackendUpdateCudaGraph(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
+                                          cudnnBackendDescriptor_t pack, cudaGraph_t graph) {
+    REQUIRE_HANDLE(handle);
+    RETURN_COUNTED(from_weft(weftBackendUpdateCudaGraph(handle->weft, plan, pack, graph)));
+}
+
 cudnnStatus_t cudnnGetExecutionPlanWorkspaceSize(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
                                                  cudnnBackendDescriptor_t pack, size_t *bytes) {
     REQUIRE_HANDLE(handle);
