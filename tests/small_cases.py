@@ -208,9 +208,11 @@ def steps(
     dtype: str = "f32",
     projected: int = 0,
     backward: bool = False,
+    ends_early: bool = False,
     **how: Any,
 ) -> Any:
-    """The steps of a recurrent layer, or their gradients. size: steps, batch, units."""
+    """The steps of a recurrent layer, or their gradients. size: steps, batch, units. ends_early: entries have
+    fewer steps, the first one none."""
     length, batch, units = size
     gates, saved = {"LSTM": (4, 5), "GRU": (3, 4)}.get(mode, (1, 0))
     width = projected or units
@@ -218,6 +220,8 @@ def steps(
     def build(t: Maker) -> None:
         weight, hx = t(gates * units, width, dtype=dtype), t(batch, width, dtype=dtype)
         others = {"cx": t(batch, units, dtype=dtype)} if mode == "LSTM" else {}
+        if ends_early:
+            others["seq_len"] = t(batch, dtype="i32", values=np.arange(batch) % (length + 1))
         if projected:
             others["projection"] = t(projected, units, dtype=dtype)
         if backward:
@@ -267,16 +271,19 @@ def sampled(
     dtype: str = "f32",
     last: bool = False,
     backward: bool = False,
+    losses: Sequence[float] = (),
     **how: Any,
 ) -> Any:
-    """A sample of a grid, or its gradients."""
+    """A sample of a grid, or its gradients. losses: the first ones, such as infinity."""
+    given = np.random.default_rng(5).uniform(-1, 1, (*x[:2], *positions))
+    given.flat[: len(losses)] = losses
 
     def build(t: Maker) -> None:
         image, grid = t(*x, last=last, dtype=dtype), t(x[0], *positions, len(positions))
         if not backward:
             t.out(t.g.grid_sample(image, grid, **how), *x[:2], *positions, last=last, dtype=dtype)
             return
-        loss = t(*x[:2], *positions, last=last, dtype=dtype)
+        loss = t(*x[:2], *positions, last=last, dtype=dtype, values=given)
         dx, dgrid = t.g.grid_sample_backward(loss, image, grid, **how)
         t.out(dx, *x, last=last, dtype=dtype)
         t.out(dgrid, dtype="f32")
@@ -1385,7 +1392,7 @@ CASES = {
     "depthwise 7x7, bands": Case("depthwise_mma", "depthwise", depthwise("fprop", 7, 64, (70, 29))),
     "depthwise wgrad": Case("depthwise_wgrad combine_splits", "depthwise", depthwise("wgrad", 3, 64)),
     # sequences without alignment
-    "ctc": Case("alpha", "ctc", recognized([12, 9], [4, 2], 6)),
+    "ctc": Case("alpha", "ctc", recognized([12, 9, 0, 0], [4, 2, 1, 0], 6)),
     "ctc of many": Case("alpha", "ctc", recognized([40, 80], [35, 20], 130, dtype="f32")),
     "ctc dgrad": Case("beta gradient", "ctc", recognized([12, 9], [4, 2], 6, backward=True)),
     # grids
@@ -1400,6 +1407,11 @@ CASES = {
     "grid dgrad": Case(
         "sample_dgrid clear largest sample_dx finish", "grid", sampled((2, 3, 5, 7), (4, 9), backward=True)
     ),
+    "grid dgrad of infinite losses": Case(
+        "sample_dgrid clear largest sample_dx finish",
+        "grid",
+        sampled((2, 3, 5, 7), (4, 9), backward=True, losses=(np.inf, 1, -np.inf, 1, np.nan)),
+    ),
     "grid dgrad of channels": Case(
         "sample_dgrid clear largest sample_dx finish",
         "grid",
@@ -1413,7 +1425,7 @@ CASES = {
     "affine grid": Case("affine", "affine_grid", affine((5, 7))),
     "affine grid dgrad": Case("affine_bwd affine_combine", "affine_grid", affine((9, 130), backward=True)),
     # recurrent layers
-    "recurrent": Case("prepare forward", "recurrent", steps("LSTM", (3, 5, 20))),
+    "recurrent": Case("prepare forward", "recurrent", steps("LSTM", (3, 5, 20), ends_early=True)),
     "recurrent, projected": Case(
         "prepare forward",
         "recurrent",
