@@ -1477,6 +1477,9 @@ CASES = {
     "scatter_add": Case("add_slices", "gather", indexed(False, True)),
     "scatter_add, sorted": Case("add_slices", "gather", indexed(False, True, True)),
     "scatter_add of elements": Case("add_elements", "gather", indexed(True, True)),
+    "scatter_add, unordered": Case(
+        "add_begin add_any", "gather", indexed(True, True), engine="cuda.unordered"
+    ),
     # experts
     "experts": Case("tile_list product_sm90", "grouped_sm90", experts("bf16", 128)),
     "experts, gathered": Case("tile_list product_sm90", "grouped_sm90", experts("bf16", 128, gather=True)),

@@ -58,6 +58,7 @@ TESTS = (
     ("backend/graph/ops/moe", ["pytest tests/ops/test_moe.py"]),
     ("backend/graph/ops/b", ["pytest tests/ops/test_batchnorm_parts.py tests/ops/test_block_scale.py"]),
     ("backend/graph/ops/affine_grid", ["pytest tests/ops/test_grid_sample.py"]),
+    ("backend/graph/ops/rope", ["pytest tests/ops/test_rotary_embedding.py"]),
     ("backend/graph/ops/cumprod", ["pytest tests/ops/test_scan.py"]),
     ("backend/graph/ops/genstats", ["pytest tests/ops/test_batchnorm_parts.py"]),
     ("backend/graph/ops/norm", ["pytest tests/ops/test_norm.py tests/ops/test_batchnorm_parts.py"]),
