@@ -101,7 +101,7 @@ def rope(g: Any) -> Mapping[str, Any]:
     return results
 
 
-def spelled_attention(g: Any) -> Mapping[str, Any]:
+def attention_pattern(g: Any) -> Mapping[str, Any]:
     """Attention from primitive operations: matmuls, a scale, a causal mask and softmax, with K transposed."""
     batch, heads, tokens, width = 8, 16, 1024, 64
     q, k, v = (g.tensor([batch, heads, tokens, width], name=name) for name in "qkv")
@@ -201,7 +201,7 @@ BLOCKS: Mapping[str, Build] = {
     "gpt": gpt,
     "linear_gelu_backward": linear_gelu_backward,
     "rope": rope,
-    "spelled_attention": spelled_attention,
+    "attention_pattern": attention_pattern,
     "bottleneck": bottleneck,
     "bottleneck_backward": bottleneck_backward,
     "unet": unet,

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import attention_spelling as spelling
+import attention_pattern as pattern
 import checks
 import numpy as np
 import weft
-from attention_spelling import INF, MASKS, Spelling
+from attention_pattern import INF, MASKS, Pattern
 
 
 @dataclass
 class Gradients:
     """The operations of the forward pass, and the decomposition of the backward pass."""
 
-    forward: Spelling
+    forward: Pattern
     weights: str = "softmax"  # or "statistics", which are given, as o is
     sums: str = "weights"  # of P dP; or "apart": P dP - P sums; or "o": of dO o
     o: bool = False  # whether o is wanted, too
@@ -37,9 +37,9 @@ class Gradients:
         made["d_o"] = np.ascontiguousarray(d_o.swapaxes(1, 2)) if s.side_by_side else d_o
         if self.weights == "statistics":
             whole = {"stats": True, "dropout": 0, "drop_mask": None}
-            (o, lse, *_), _ = spelling.expected(Spelling(**{**vars(s), **whole}), made)
+            (o, lse, *_), _ = pattern.expected(Pattern(**{**vars(s), **whole}), made)
             if s.dropout or s.drop_mask:
-                (o, *_), _ = spelling.expected(s, made)
+                (o, *_), _ = pattern.expected(s, made)
             made["o"] = checks.narrow(o, dtype)
             made["lse"] = np.float32(lse) if dtype != "f64" else lse
         return made
@@ -51,7 +51,7 @@ KEEPS: dict[str, Callable[..., Any]] = {
     "causal": lambda g, i, j, _: g.cmp_ge(i, j),
     "causal by a number": lambda g, i, j, _: g.cmp_ge(i, j),
     "causal by a small number": lambda g, i, j, _: g.cmp_ge(i, j),
-    "window": lambda g, i, j, _: spelling._window(g, i, j),
+    "window": lambda g, i, j, _: pattern._window(g, i, j),
     "even": lambda g, i, j, _: g.cmp_eq(g.floor_mod(g.add(i, j), 2), 0),
     "given": lambda g, i, j, mask: mask,
     "given and causal": lambda g, i, j, mask: g.logical_and(mask, g.cmp_ge(i, j)),
@@ -80,25 +80,25 @@ def _shared(n: Gradients, g: weft.Graph, x: Any, name: str) -> Any:
     if not s.copied:
         return x
     rows, columns = s.columns, s.depth if name == "dk" else s.value_depth
-    apart = spelling._reshaped(g, x, s.batch, hk, hq // hk, rows, columns)
+    apart = pattern._reshaped(g, x, s.batch, hk, hq // hk, rows, columns)
     sums = g.reduction(apart, weft.reduction_mode.ADD, dims=[2])
-    return spelling._reshaped(g, sums, s.batch, hk, rows, columns)
+    return pattern._reshaped(g, sums, s.batch, hk, rows, columns)
 
 
 def _as_given(n: Gradients, g: weft.Graph, x: Any, rows: int, columns: int) -> Any:
     if n.forward.batched:
-        return spelling._reshaped(g, x, *n.forward.dims(rows, columns, n.forward.heads[0]))
+        return pattern._reshaped(g, x, *n.forward.dims(rows, columns, n.forward.heads[0]))
     return g.transpose(x, [0, 2, 1, 3]) if n.forward.side_by_side else x
 
 
 def _whole(n: Gradients, g: weft.Graph, x: Any) -> Any:
     """Reshapes scores to the extents of a three-dimensional product, and back."""
     s = n.forward
-    return spelling._reshaped(g, x, *s.dims(s.rows, s.columns, s.heads[0])) if s.batched else x
+    return pattern._reshaped(g, x, *s.dims(s.rows, s.columns, s.heads[0])) if s.batched else x
 
 
 def _flat(n: Gradients, g: weft.Graph, x: Any, columns: int) -> Any:
-    return spelling._batches(n.forward, g, x, n.forward.heads[0], n.forward.rows, columns)
+    return pattern._batches(n.forward, g, x, n.forward.heads[0], n.forward.rows, columns)
 
 
 def _scaled_back(n: Gradients, g: weft.Graph, x: Any, where: str, given: dict[str, Any]) -> Any:
@@ -151,12 +151,12 @@ def _forward(n: Gradients, g: weft.Graph, q: Any, k: Any, given: dict[str, Any])
     if s.bias:
         x = g.add(x, given["bias"])
     if s.mask:
-        made["keep"] = KEEPS[s.mask](g, *spelling._indices(s, g, x), given.get("mask"))
+        made["keep"] = KEEPS[s.mask](g, *pattern._indices(s, g, x), given.get("mask"))
         x = g.binary_select(x, HIDDEN.get(s.mask, -INF), made["keep"])
     if n.weights == "statistics":
         made["p"] = g.exp(g.sub(x, given["lse"]))
     else:
-        made["p"], _ = spelling._softmax(s, g, x, given)
+        made["p"], _ = pattern._softmax(s, g, x, given)
     return made
 
 
@@ -166,18 +166,18 @@ def build(n: Gradients) -> Callable[..., Any]:
 
     def make(g: weft.Graph, q: Any, k: Any, v: Any, d_o: Any, **given: Any) -> Any:
         keys, d_o4 = k, d_o
-        q, k, v = spelling._transposed(s, g, q, k, v)
+        q, k, v = pattern._transposed(s, g, q, k, v)
         if s.side_by_side:
             d_o = d_o4 = g.transpose(d_o, [0, 2, 1, 3])
         d_o = _flat(n, g, d_o, s.value_depth)
         made = _forward(n, g, q, k, given)
-        p, (kept, growth) = made["p"], spelling.kept_by(s, g, given)
+        p, (kept, growth) = made["p"], pattern.kept_by(s, g, given)
         dropped, o = p, given.get("o")
         if kept is not None:
             dropped = g.mul(g.mul(p, kept), growth)
         if n.weights == "softmax" and (n.o or n.sums == "o"):
             o = g.matmul(_flat(n, g, dropped, s.columns), v, name="values")
-            o = spelling._reshaped(g, o, *s.dims(s.rows, s.value_depth, s.heads[0])) if s.batched else o
+            o = pattern._reshaped(g, o, *s.dims(s.rows, s.value_depth, s.heads[0])) if s.batched else o
         dp = _whole(n, g, g.matmul(d_o, _swapped(n, g, v), name="dP"))
         if kept is not None:
             dp = g.mul(g.mul(dp, growth), kept)
@@ -225,7 +225,7 @@ def expected(n: Gradients, inputs: dict[str, Any], dtype: str) -> tuple[list[Any
     """The results, and of each the sum of magnitudes of which roundings may lose a part: of P and dS, and,
     where they are stored between kernels, of the scores, which P grows by."""
     s = n.forward
-    q, k, v = spelling._as_read(s, inputs)
+    q, k, v = pattern._as_read(s, inputs)
     d_o = checks.exact(inputs["d_o"])
     d_o = d_o.swapaxes(1, 2) if s.side_by_side else d_o
     factor = {
@@ -255,7 +255,7 @@ def expected(n: Gradients, inputs: dict[str, Any], dtype: str) -> tuple[list[Any
     p = e / np.where(total == 0, 1, total)
     if n.weights == "statistics":
         p = np.exp(x - checks.exact(inputs["lse"]))
-    kept = spelling.kept_of(s, inputs, x.shape)
+    kept = pattern.kept_of(s, inputs, x.shape)
     dp = (d_o @ v.swapaxes(-1, -2)) * kept
     size = np.where(np.isfinite(x) & (p > 0), np.abs(x), 0)
     p_most = p * (1 + size + (p * size).sum(-1, keepdims=True))

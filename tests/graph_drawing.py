@@ -900,7 +900,7 @@ class Drawing:
                 results |= {gradient: self.of(operands[key])} if key in operands and self.one_in(2) else {}
             self.add("sdpa_bwd", operands, results, options)
 
-    def spelled_attention(self) -> None:
+    def attention_pattern(self) -> None:
         """Draws products around a softmax, of any rank, with operations in between."""
         q = self.tensor(3, 4)
         *batch, rows, depth = self.of(q)
@@ -938,7 +938,7 @@ class Drawing:
                 needs_dims=True,
             )
 
-    def spelled_norm(self) -> None:
+    def primitive_norm(self) -> None:
         """A norm in its parts."""
         x = self.tensor(2, 4)
         dims = self.of(x)
@@ -1035,8 +1035,8 @@ class Drawing:
             self.block_scale: 2,
             self.dequantize: 1,
             self.attention: 3,
-            self.spelled_attention: 3,
-            self.spelled_norm: 2,
+            self.attention_pattern: 3,
+            self.primitive_norm: 2,
             self.experts: 2,
         }
         if self.is_long:
@@ -1046,7 +1046,7 @@ class Drawing:
                 self.norm: 3,
                 self.softmax: 2,
                 self.reduction: 2,
-                self.spelled_norm: 2,
+                self.primitive_norm: 2,
                 self.move: 2,
             }
         if self.is_near:
@@ -1057,8 +1057,8 @@ class Drawing:
                 self.norm: 4,
                 self.softmax: 2,
                 self.reduction: 3,
-                self.spelled_attention: 2,
-                self.spelled_norm: 2,
+                self.attention_pattern: 2,
+                self.primitive_norm: 2,
                 self.pointwise: 4,
                 self.move: 3,
                 self.causal: 2,

@@ -463,7 +463,7 @@ def attention(**options: Any) -> Any:
     return build
 
 
-def spelled_attention(t: Maker) -> None:
+def attention_pattern(t: Maker) -> None:
     """Its softmax, mask and dropout, too, whose seed is no tensor of the graph."""
     g = t.g
     x = g.mul(g.matmul(t(2, 2, 70, 68), g.transpose(t(2, 2, 96, 68), [0, 1, 3, 2])), 0.3)
@@ -472,7 +472,7 @@ def spelled_attention(t: Maker) -> None:
     t.out(g.matmul(g.mul(g.mul(g.softmax(g.mul(g.tanh(x), 2.0)), kept), 4 / 3), t(2, 2, 96, 68)))
 
 
-def spelled_gradients(width: int, has_terms: bool) -> Any:
+def gradient_pattern(width: int, has_terms: bool) -> Any:
     """With o in the same graph and a causal mask; and a soft cap, whose gradient is given, and a bias."""
 
     def build(t: Maker) -> None:
@@ -1502,17 +1502,17 @@ CASES = {
             bias=lambda t: t(1, 2, 70, 96, dtype="bool8", values=np.arange(2 * 70 * 96) % 3 > 0),
         ),
     ),
-    "attention, spelled": Case("forward", "spelled_attention", spelled_attention),
-    "gradients, spelled": Case(
+    "attention, primitive operations": Case("forward", "attention_pattern", attention_pattern),
+    "gradients, primitive operations": Case(
         "forward_sm90 backward_rows_sm90 backward_sm90 backward_bias",
-        "spelled_attention",
-        spelled_gradients(64, has_terms=True),
+        "attention_pattern",
+        gradient_pattern(64, has_terms=True),
         is_read_again=True,
     ),
-    "gradients, spelled, unordered": Case(
+    "gradients, primitive operations, unordered": Case(
         "forward_sm90 backward_rows_sm90 backward_sm90",
-        "spelled_attention",
-        spelled_gradients(128, has_terms=False),
+        "attention_pattern",
+        gradient_pattern(128, has_terms=False),
         engine="cuda.unordered",
         is_read_again=True,
     ),

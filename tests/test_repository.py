@@ -293,7 +293,7 @@ def test_library_needs_only_libc() -> None:
     assert not re.search(r"\((RPATH|RUNPATH|TEXTREL)\)", dynamic)
 
 
-def test_library_knows_no_framework() -> None:
+def test_library_contains_no_framework_names() -> None:
     text, words = LIBRARY.read_bytes(), (b"PyObject", b"PyTuple", b"aoti_torch", b"libtorch", b"XLA")
     assert [word for word in words if word in text] == []
 

@@ -89,21 +89,21 @@ def parse_headers() -> Json:
         "typedef long long int64_t; typedef unsigned long long uint64_t;"
     )
     tree = c_parser.CParser().parse(known + "".join(map(declarations, texts)))
-    spell = c_generator.CGenerator().visit
+    emit = c_generator.CGenerator().visit
     api: Json = {"functions": [], "handles": [], "callbacks": [], "enums": [], "structs": []}
 
     def arguments(function: Any) -> list[Json]:
         results = []
         for p in function.args.params if function.args else []:
             if p.name:
-                spelled = spell(p.type)
-                kind = re.sub(rf"\b{p.name}\b", "", spelled).strip() if p.name in spelled else spelled
+                type_text = emit(p.type)
+                kind = re.sub(rf"\b{p.name}\b", "", type_text).strip() if p.name in type_text else type_text
                 results.append({"name": p.name, "type": re.sub(r"\s+\*", " *", kind)})
         return results
 
     def enum(node: Any, name: str) -> None:
         members = [
-            {"name": e.name, "value": int(spell(e.value).replace(" ", "")), "doc": docs[e.name]}
+            {"name": e.name, "value": int(emit(e.value).replace(" ", "")), "doc": docs[e.name]}
             for e in node.values.enumerators
         ]
         doc = clean(docs[name or f"enum {members[0]['name']}"])
@@ -116,7 +116,7 @@ def parse_headers() -> Json:
         if isinstance(node.type, c_ast.Enum):
             enum(node.type, "")
         elif isinstance(node.type, c_ast.FuncDecl):
-            returns = spell(node.type.type).replace(node.name, "").strip()
+            returns = emit(node.type.type).replace(node.name, "").strip()
             function = {"name": node.name, "returns": re.sub(r"\s+\*", " *", returns), "doc": docs[node.name]}
             api["functions"].append(function | {"arguments": arguments(node.type)})
         elif isinstance(inner, c_ast.Enum):
@@ -128,7 +128,7 @@ def parse_headers() -> Json:
             api["handles"].append({"name": node.name, "doc": clean(docs[node.name])})
         elif isinstance(inner, c_ast.Struct):
             fields = [
-                {"name": f.name, "type": spell(f.type.type), "doc": docs[f"{node.name}.{f.name}"]}
+                {"name": f.name, "type": emit(f.type.type), "doc": docs[f"{node.name}.{f.name}"]}
                 for f in inner.decls
             ]
             api["structs"].append({"name": node.name, "doc": clean(docs[node.name]), "fields": fields})
@@ -260,18 +260,18 @@ class Names:
 
 def methods_of(op: Json, modes: list[Json]) -> list[Json]:
     """An operation's frontend methods; pointwise has one per mode, and the aliases of modes."""
-    spelled = []
+    methods = []
     for method in op["methods"]:
         doc, _, formula = method["doc"].partition(" : ")
-        spelled.append(method | {"doc": doc, "formula": formula})
+        methods.append(method | {"doc": doc, "formula": formula})
     if op["name"] != "pointwise":
-        return spelled
+        return methods
     of_modes = []
     for mode in filter(lambda mode: mode["method"], modes):
         same = {key: mode[key] for key in ("doc", "formula", "arguments", "form")}
         fixed, result = f"mode={mode['name']}", "dx" if mode["form"] == "backward" else "y"
         of_modes.append({"name": mode["method"], **same, "fixed": fixed, "results": result})
-    return of_modes + spelled
+    return of_modes + methods
 
 
 # Arguments of every method in addition to the operation's attributes, with their defaults.

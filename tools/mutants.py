@@ -78,7 +78,7 @@ TESTS = (
         ],
     ),
     ("backend/graph/ops/", ["pytest tests/ops/test_{stem}.py"]),
-    ("backend/graph/patterns/", ["pytest tests/plan/test_spelled_attention.py", "small spelled"]),
+    ("backend/graph/patterns/", ["pytest tests/plan/test_attention_pattern.py", "small primitive"]),
     (
         "backend/graph/",
         ["test_graph", "test_api", "pytest tests/python/test_graph.py tests/ops/test_pointwise.py"],
@@ -99,7 +99,7 @@ TESTS = (
         "backend/engines/cpu/",
         ["test_gemm", "test_cpu_fast", "pytest tests/ops/test_convolution.py tests/ops/test_matmul.py"],
     ),
-    ("backend/engines/cuda/attention/pattern", ["pytest tests/plan/test_spelled_attention.py"]),
+    ("backend/engines/cuda/attention/pattern", ["pytest tests/plan/test_attention_pattern.py"]),
     (
         "backend/engines/cuda/attention/",
         ["small ^attention", "test_cuda_attention", f"{EMULATED} 'less_aligned or little_shared_memory'"],

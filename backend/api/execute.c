@@ -106,7 +106,7 @@ weftStatus_t weftGetExecutionPlanWorkspaceSize(weftHandle_t handle, weftBackendD
                                                weftBackendDescriptor_t variantPack, size_t *workspaceSize) {
     status_clear();
     static const char where[] = "weftGetExecutionPlanWorkspaceSize";
-    struct plan *ours, *found;
+    struct plan *ours, *chosen;
     struct variant_pack *pack;
     /* The same checks as for an execution, which usually follows. */
     TRY(context_check(handle, where));
@@ -114,10 +114,10 @@ weftStatus_t weftGetExecutionPlanWorkspaceSize(weftHandle_t handle, weftBackendD
     TRY(entry_pack(&pack, variantPack, where));
     if (!workspaceSize)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: workspaceSize is NULL. Give the address of a size_t.", where);
-    TRY(plan_for_pack(&found, ours, pack));
-    *workspaceSize = (size_t)found->workspace_bytes;
+    TRY(plan_for_pack(&chosen, ours, pack));
+    *workspaceSize = (size_t)chosen->workspace_bytes;
     /* plan_for_pack returns a new reference, even to the plan itself. */
-    descriptor_release(&found->base);
+    descriptor_release(&chosen->base);
     return WEFT_STATUS_SUCCESS;
 }
 

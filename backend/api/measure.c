@@ -149,11 +149,11 @@ static weftStatus_t mark_runs(struct stopwatch *watch, const struct call *call, 
 
 /* With marks, a step begins when the previous one has ended, a few microseconds later than without. The total overhead
    is subtracted from the steps in equal shares, at most half of each step. */
-static void take_marks_off(double *seconds, int64_t steps, double whole) {
+static void take_marks_off(double *seconds, int64_t steps, double unmarked_seconds) {
     double sum = 0;
     for (int64_t s = 0; s < steps; s++)
         sum += seconds[s];
-    double share = (sum - whole) / (double)steps;
+    double share = (sum - unmarked_seconds) / (double)steps;
     for (int64_t s = 0; s < steps; s++)
         seconds[s] -= share < seconds[s] / 2 ? share : seconds[s] / 2;
 }
@@ -161,16 +161,16 @@ static void take_marks_off(double *seconds, int64_t steps, double whole) {
 static weftStatus_t mark_steps(double *seconds, const struct driver *driver, const struct call *call, int64_t repeats,
                                int64_t steps) {
     struct stopwatch watch;
-    double whole = 0;
+    double unmarked_seconds = 0;
     TRY(stopwatch_make(&watch, driver, repeats * (steps + 1) + 1));
     weftStatus_t status = mark_runs(&watch, call, repeats);
     for (int64_t i = 0; i < repeats * (steps + 1) && !status; i++) {
         double each = 0;
         status = stopwatch_read(&each, &watch, i, i + 1);
-        *(i % (steps + 1) < steps ? &seconds[i % (steps + 1)] : &whole) += each;
+        *(i % (steps + 1) < steps ? &seconds[i % (steps + 1)] : &unmarked_seconds) += each;
     }
     stopwatch_free(&watch);
-    take_marks_off(seconds, steps, whole);
+    take_marks_off(seconds, steps, unmarked_seconds);
     return status;
 }
 

@@ -22,8 +22,8 @@ static weftStatus_t enter(struct device_scope *scope, weftHandle_t handle, const
 
 static weftStatus_t allocate_on_host(void **address, size_t bytes) {
     /* aligned_alloc requires a multiple of the alignment; the comparison detects wrap-around. */
-    size_t whole = (bytes + HOST_ALIGNMENT - 1) / HOST_ALIGNMENT * HOST_ALIGNMENT;
-    *address = whole >= bytes ? aligned_alloc(HOST_ALIGNMENT, whole) : NULL;
+    size_t aligned_bytes = (bytes + HOST_ALIGNMENT - 1) / HOST_ALIGNMENT * HOST_ALIGNMENT;
+    *address = aligned_bytes >= bytes ? aligned_alloc(HOST_ALIGNMENT, aligned_bytes) : NULL;
     return *address ? WEFT_STATUS_SUCCESS : status_no_memory(bytes);
 }
 

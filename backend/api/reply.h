@@ -17,9 +17,9 @@ static inline weftStatus_t reply_text(const char *call, struct text *text, char 
     if (!failed && size)
         *size = bytes;
     if (!failed && target && capacity > 0) {
-        size_t kept = bytes <= capacity ? bytes - 1 : capacity - 1;
-        memcpy(target, text_string(text), kept);
-        target[kept] = '\0';
+        size_t length = bytes <= capacity ? bytes - 1 : capacity - 1;
+        memcpy(target, text_string(text), length);
+        target[length] = '\0';
     }
     text_free(text);
     if (failed)

@@ -593,8 +593,8 @@ WITH_AVX512 static __m256i narrow_lanes(__m512 values) {
     __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
     __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
     __mmask16 is_nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
-    __m512i found = _mm512_mask_or_epi32(_mm512_srli_epi32(sum, 16), is_nan, upper, _mm512_set1_epi32(0x40));
-    return _mm512_cvtepi32_epi16(found);
+    __m512i narrowed = _mm512_mask_or_epi32(_mm512_srli_epi32(sum, 16), is_nan, upper, _mm512_set1_epi32(0x40));
+    return _mm512_cvtepi32_epi16(narrowed);
 }
 
 WITH_AVX512 static int64_t bf16_from_f32(char *restrict codes, const float *restrict src, int64_t count) {
@@ -613,10 +613,10 @@ WITH_BF16 static int64_t bf16_converted(char *restrict codes, const float *restr
     int64_t i = 0;
     for (; i + 16 <= count; i += 16) {
         __m512 values = _mm512_loadu_ps(src + i);
-        __m256i found = (__m256i)_mm512_cvtneps_pbh(values);
+        __m256i narrowed = (__m256i)_mm512_cvtneps_pbh(values);
         if (__builtin_expect(_mm512_fpclass_ps_mask(values, SUBNORMAL), 0))
-            found = narrow_lanes(values);
-        _mm256_storeu_si256((__m256i *)(void *)(codes + 2 * i), found);
+            narrowed = narrow_lanes(values);
+        _mm256_storeu_si256((__m256i *)(void *)(codes + 2 * i), narrowed);
     }
     return i;
 }

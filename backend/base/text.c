@@ -147,11 +147,11 @@ void text_json_number(struct text *text, double value) {
             break;
     }
     /* The span ends at the locale's decimal point, which may have several bytes. */
-    size_t whole = strspn(digits, "+-0123456789e");
-    text_add_chars(text, digits, whole);
-    if (digits[whole] == '\0')
+    size_t integer_length = strspn(digits, "+-0123456789e");
+    text_add_chars(text, digits, integer_length);
+    if (digits[integer_length] == '\0')
         return;
     /* Digits follow the decimal point: %g never prints it without any. */
-    const char *fraction = digits + whole + strcspn(digits + whole, "0123456789");
+    const char *fraction = digits + integer_length + strcspn(digits + integer_length, "0123456789");
     text_add(text, ".%s", fraction);
 }

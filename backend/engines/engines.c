@@ -8,7 +8,7 @@
 
 /* Families start regions in this order: attention and products, special before general, come first, so that simpler
    families do not claim operations that could be fused with them. Ties go to the earlier family. */
-static const struct family *const cuda_families[] = {&cuda_spelled_attention,
+static const struct family *const cuda_families[] = {&cuda_attention_pattern,
                                                      &cuda_attention_hopper,
                                                      &cuda_attention_decode,
                                                      &cuda_attention,

@@ -8,7 +8,7 @@
 bool node_is_product(const struct node *node);
 
 /* Finds the only product of a region; the family's callback must accept all other nodes. */
-weftStatus_t region_find_product(const struct node **found, const struct region *region,
+weftStatus_t region_find_product(const struct node **out, const struct region *region,
                                  bool (*goes_with)(const struct node *node));
 
 #endif

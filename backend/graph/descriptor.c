@@ -609,12 +609,12 @@ static weftStatus_t convert_out(const struct descriptor *descriptor, const struc
         int64_t value = fraction->numerator / fraction->denominator;
         memcpy(element, &value, sizeof value);
     } else if (row->type == WEFT_TYPE_INT64 && wanted == WEFT_TYPE_INT32) {
-        int64_t whole = *(const int64_t *)stored;
-        int32_t value = (int32_t)whole;
-        if (value != whole)
+        int64_t number = *(const int64_t *)stored;
+        int32_t value = (int32_t)number;
+        if (value != number)
             FAIL(WEFT_STATUS_BAD_PARAM_ATTRIBUTE_TYPE,
                  "%s: attribute %s is %lld, which does not fit into INT32. Request INT64.",
-                 descriptor_label(descriptor), row->key, (long long)whole);
+                 descriptor_label(descriptor), row->key, (long long)number);
         memcpy(element, &value, sizeof value);
     } else if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR) {
         /* As in cuDNN, descriptors are copied into those of the caller, and internal pointers are never returned. */

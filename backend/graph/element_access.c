@@ -68,14 +68,14 @@ struct sum sum_of_products(weftDataType_t math, const struct view *a, const stru
 void sum_add(struct sum *sum, const struct view *a, const int64_t *in_a, const struct view *b, const int64_t *in_b) {
     if (sum->is_exact)
         /* Unsigned, because overflow must wrap around like int64_t elements that hold larger sums. */
-        sum->whole += (uint64_t)view_load_int(a, in_a) * (uint64_t)view_load_int(b, in_b);
+        sum->integer += (uint64_t)view_load_int(a, in_a) * (uint64_t)view_load_int(b, in_b);
     else
         sum->real += view_load(a, in_a) * view_load(b, in_b);
 }
 
 void sum_store(const struct sum *sum, const struct view *view, const int64_t *index) {
     if (sum->is_exact)
-        view_store_int(view, index, (int64_t)sum->whole);
+        view_store_int(view, index, (int64_t)sum->integer);
     else
         view_store(view, index, sum->real);
 }

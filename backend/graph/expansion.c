@@ -11,10 +11,10 @@ void expansion_begin(struct expansion *e, int32_t math, const struct tensor *x) 
     e->math = !dtype_is_float((weftDataType_t)math) ? WEFT_DATA_INT64 : is_double ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT;
 }
 
-weftStatus_t expansion_needs_float(const struct expansion *e, const struct descriptor *op, const char *what) {
+weftStatus_t expansion_needs_float(const struct expansion *e, const struct descriptor *op, const char *subject) {
     if (e->math == WEFT_DATA_INT64)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s cannot be calculated in integers", descriptor_label(op),
-             what);
+             subject);
     return WEFT_STATUS_SUCCESS;
 }
 

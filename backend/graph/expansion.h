@@ -98,8 +98,8 @@ static inline bool op_expands(const struct descriptor *op) { return op_of(op)->e
 
 /* Selects the type of the calculation; for DOUBLE x it is always DOUBLE. */
 void expansion_begin(struct expansion *e, int32_t math, const struct tensor *x);
-/* Rejects integers; `what` names the operation that they do not support. */
-weftStatus_t expansion_needs_float(const struct expansion *e, const struct descriptor *op, const char *what);
+/* Rejects integers; `subject` names the operation that they do not support. */
+weftStatus_t expansion_needs_float(const struct expansion *e, const struct descriptor *op, const char *subject);
 
 int expand_input(struct expansion *e, const struct tensor *tensor); /* -1 for NULL */
 int expand_number(struct expansion *e, double number);

@@ -372,16 +372,16 @@ weftStatus_t check_dims(const struct descriptor *op, const char *key, const stru
 }
 
 weftStatus_t check_broadcasts(const struct descriptor *op, const char *key, const struct tensor *tensor,
-                              const struct tensor *whole) {
+                              const struct tensor *full) {
     if (!tensor)
         return WEFT_STATUS_SUCCESS;
-    bool fits = tensor->dims.count == whole->dims.count;
+    bool fits = tensor->dims.count == full->dims.count;
     for (int64_t i = 0; fits && i < tensor->dims.count; i++)
-        fits = tensor->dims.at[i] == 1 || tensor->dims.at[i] == whole->dims.at[i];
+        fits = tensor->dims.at[i] == 1 || tensor->dims.at[i] == full->dims.at[i];
     if (!fits)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
              "%s: %s with dims %s does not broadcast to %s. Make each of its dims 1 or equal, of the same rank.",
-             descriptor_label(op), key, tensor_dims_text(tensor), tensor_dims_text(whole));
+             descriptor_label(op), key, tensor_dims_text(tensor), tensor_dims_text(full));
     return WEFT_STATUS_SUCCESS;
 }
 

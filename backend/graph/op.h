@@ -135,9 +135,9 @@ weftStatus_t check_rank(const struct descriptor *op, const char *key, const stru
 /* Checks that `tensor` has exactly these dims. Accepts NULL. */
 weftStatus_t check_dims(const struct descriptor *op, const char *key, const struct tensor *tensor, int64_t rank,
                         const int64_t *dims);
-/* Checks that each extent of `tensor` is 1 or equal to that of `whole`, and that ranks are equal. Accepts NULL. */
+/* Checks that each extent of `tensor` is 1 or equal to that of `full`, and that ranks are equal. Accepts NULL. */
 weftStatus_t check_broadcasts(const struct descriptor *op, const char *key, const struct tensor *tensor,
-                              const struct tensor *whole);
+                              const struct tensor *full);
 /* Checks that `axis` names a dimension of `tensor`; negative numbers count from the last one. */
 weftStatus_t check_axis(const struct descriptor *op, int64_t axis, const char *key, const struct tensor *tensor);
 /* Checks for DOUBLE, FLOAT, HALF or BFLOAT16. Accepts NULL. */
@@ -174,7 +174,7 @@ void view_store_int(const struct view *view, const int64_t *index, int64_t value
 struct sum {
     bool is_exact;
     double real;
-    uint64_t whole;
+    uint64_t integer;
 };
 struct sum sum_of_products(weftDataType_t math, const struct view *a, const struct view *b);
 void sum_add(struct sum *sum, const struct view *a, const int64_t *in_a, const struct view *b, const int64_t *in_b);

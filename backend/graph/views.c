@@ -170,8 +170,8 @@ static void look_through(struct search *s, int n) {
 }
 
 /* The alignment of a part's address. */
-static int64_t part_alignment(const struct tensor *whole, int64_t offset) {
-    return offset ? min64(whole->alignment, offset & -offset) : whole->alignment;
+static int64_t part_alignment(const struct tensor *tensor, int64_t offset) {
+    return offset ? min64(tensor->alignment, offset & -offset) : tensor->alignment;
 }
 
 /* The alignment, in bytes, of each part's address minus the offset of the part. */
@@ -190,17 +190,18 @@ static int64_t gathered_alignment(const struct search *s, const struct node *nod
 /* True if a part has the layout of the first one: the same stride along the axis, and other strides that are larger by
    one common factor, which is the case for packed parts of different lengths. */
 static bool lies_as(const struct search *s, int x, int first, int y, int axis) {
-    const struct tensor *whole = tensor_at(s, y);
-    const int64_t *own = s->layouts[x].strides.at, *other = s->layouts[first].strides.at;
-    bool holds = is_plain(tensor_at(s, x)) && tensor_at(s, x)->type == whole->type && !tensor_at(s, x)->is_by_value &&
-                 !tensor_at(s, x)->is_constant && !s->is_gathered[x] && own[axis] == other[axis];
+    const struct tensor *joined = tensor_at(s, y);
+    const int64_t *strides_of_x = s->layouts[x].strides.at, *strides_of_first = s->layouts[first].strides.at;
+    bool holds = is_plain(tensor_at(s, x)) && tensor_at(s, x)->type == joined->type && !tensor_at(s, x)->is_by_value &&
+                 !tensor_at(s, x)->is_constant && !s->is_gathered[x] && strides_of_x[axis] == strides_of_first[axis];
     int64_t d, e = -1; /* a dimension that determines the factor */
-    for (d = 0; d < whole->dims.count && holds; d++) {
-        if (d == axis || whole->dims.at[d] == 1)
+    for (d = 0; d < joined->dims.count && holds; d++) {
+        if (d == axis || joined->dims.at[d] == 1)
             continue;
         e = e < 0 ? d : e;
-        holds = own[d] > 0 && other[d] > 0 && other[d] < INT32_MAX && own[e] < INT32_MAX && own[d] < INT32_MAX &&
-                other[e] < INT32_MAX && own[d] * other[e] == other[d] * own[e];
+        holds = strides_of_x[d] > 0 && strides_of_first[d] > 0 && strides_of_first[d] < INT32_MAX &&
+                strides_of_x[e] < INT32_MAX && strides_of_x[d] < INT32_MAX && strides_of_first[e] < INT32_MAX &&
+                strides_of_x[d] * strides_of_first[e] == strides_of_first[d] * strides_of_x[e];
     }
     return holds;
 }

@@ -220,14 +220,14 @@ static weftStatus_t check_sorted(const struct plan *plan, struct span *spans) {
             spans[count++] = spans[i];
     sort_spans(plan, spans, count);
     for (int i = 0; i < count; i++) {
-        const struct span *here = &spans[i];
-        bool is_written = plan->slots[here->slot].is_written;
-        for (int k = 0; is_written && farthest && farthest->end > here->begin && k < i; k++)
-            TRY(check_pair(plan, here, &spans[k]));
-        for (int k = i + 1; is_written && k < count && spans[k].begin < here->end; k++)
-            TRY(check_pair(plan, here, &spans[k]));
-        if (!farthest || here->end > farthest->end)
-            farthest = here;
+        const struct span *span = &spans[i];
+        bool is_written = plan->slots[span->slot].is_written;
+        for (int k = 0; is_written && farthest && farthest->end > span->begin && k < i; k++)
+            TRY(check_pair(plan, span, &spans[k]));
+        for (int k = i + 1; is_written && k < count && spans[k].begin < span->end; k++)
+            TRY(check_pair(plan, span, &spans[k]));
+        if (!farthest || span->end > farthest->end)
+            farthest = span;
     }
     return WEFT_STATUS_SUCCESS;
 }

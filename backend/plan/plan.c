@@ -128,17 +128,17 @@ static weftStatus_t choose_plan_device(struct device *device, const struct plan 
     /* No handle: the device of the properties, else that of the graph's handle, else the default device. */
     if (!plan->handle)
         return choose_device(device, named, engine->graph->handle, engines[engine->index]);
-    const struct device *here = &plan->handle->device;
+    const struct device *actual = &plan->handle->device;
     char wanted[DEVICE_LABEL_BYTES], given[DEVICE_LABEL_BYTES];
-    if (named && !device_serves(here, &named->device))
+    if (named && !device_serves(actual, &named->device))
         FAIL(
             WEFT_STATUS_BAD_PARAM,
             "%s: a plan runs on the device that it was built for: the properties name %s, the handle %s. Pass a handle "
             "of that device, or no properties.",
-            descriptor_label(&plan->base), device_label(wanted, &named->device), device_label(given, here));
+            descriptor_label(&plan->base), device_label(wanted, &named->device), device_label(given, actual));
     /* Properties of a local device may have been created from text, for example with fewer multiprocessors. */
     bool has_limits = plan->device_properties && !plan->device_properties->device.is_described;
-    *device = has_limits ? plan->device_properties->device : *here;
+    *device = has_limits ? plan->device_properties->device : *actual;
     return WEFT_STATUS_SUCCESS;
 }
 

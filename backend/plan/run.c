@@ -165,8 +165,8 @@ static weftStatus_t set_pointers(const struct execution *execution, void **value
 /* Sets the addresses of views. `memory` names the value that stores the elements, also for views of views. */
 static void set_views(const struct draft *draft, void **values) {
     for (int v = 0; v < draft->graph->value_count; v++) {
-        char *whole = values[draft->cover.views.memory[v]];
-        values[v] = whole ? whole + draft->cover.views.offset[v] : NULL;
+        char *source = values[draft->cover.views.memory[v]];
+        values[v] = source ? source + draft->cover.views.offset[v] : NULL;
     }
 }
 

@@ -12,9 +12,9 @@ static int64_t count_bytes(const struct draft *draft, int step, int *counted) {
     int64_t bytes = 0;
     for (int k = 0; k < region->count; k++)
         for (int i = 0; i < region_node(region, k)->operand_count; i++) {
-            int value = region_node(region, k)->operands[i], whole = draft->cover.views.memory[value];
+            int value = region_node(region, k)->operands[i], memory = draft->cover.views.memory[value];
             /* Count each value once per step, even if several of its operations read it. */
-            bool in_memory = !draft->graph->values[whole].tensor->is_virtual || draft->value_offset[whole] >= 0 ||
+            bool in_memory = !draft->graph->values[memory].tensor->is_virtual || draft->value_offset[memory] >= 0 ||
                              draft->graph->values[value].tensor->is_gathered;
             if (in_memory && counted[value] != step + 1)
                 bytes = add_sizes(bytes, tensor_own_bytes(draft->graph->values[value].tensor));

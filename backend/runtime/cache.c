@@ -226,27 +226,27 @@ static bool load(struct entry *entry) {
     uint8_t *payload;
     size_t bytes, log_bytes, image_bytes;
     struct byte_reader reader;
-    struct compiled found = {0};
+    struct compiled loaded = {0};
     /* The contents of the folder are not trusted: damaged entries count as missing. */
     if (!disk_cache_load(entry->code.key, &payload, &bytes))
         return false;
     byte_reader_init(&reader, payload, bytes);
     /* A bad reader returns zeros and NULL; it is checked once, below. */
-    found.is_ptx = byte_get_u8(&reader);
+    loaded.is_ptx = byte_get_u8(&reader);
     const uint8_t *log = byte_get_block(&reader, &log_bytes), *image = byte_get_block(&reader, &image_bytes);
     if (!reader.bad && image_bytes) {
-        found.bytes = image_bytes;
-        found.image = malloc(image_bytes);
+        loaded.bytes = image_bytes;
+        loaded.image = malloc(image_bytes);
         /* One zeroed byte more: the log is a C string, but saved with its length. */
-        found.log = calloc(1, log_bytes + 1);
+        loaded.log = calloc(1, log_bytes + 1);
     }
-    bool is_found = found.image && found.log;
+    bool is_found = loaded.image && loaded.log;
     if (is_found) {
-        memcpy(found.log, log, log_bytes);
-        memcpy(found.image, image, image_bytes);
-        entry->compiled = found;
+        memcpy(loaded.log, log, log_bytes);
+        memcpy(loaded.image, image, image_bytes);
+        entry->compiled = loaded;
     } else {
-        compiled_free(&found);
+        compiled_free(&loaded);
     }
     free(payload);
     return is_found;

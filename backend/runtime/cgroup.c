@@ -60,15 +60,15 @@ static bool find_line(struct hierarchy *h, const char *files, const char *path,
                       bool (*read)(struct hierarchy *h, char *line)) {
     char name[PATH_BYTES], *line = NULL;
     size_t bytes = 0;
-    bool found = false;
+    bool is_found = false;
     snprintf(name, sizeof name, "%s%s", files, path);
     FILE *file = fopen(name, "r");
-    while (file && !found && getline(&line, &bytes, file) > 0)
-        found = read(h, line);
+    while (file && !is_found && getline(&line, &bytes, file) > 0)
+        is_found = read(h, line);
     free(line);
     if (file)
         fclose(file);
-    return found;
+    return is_found;
 }
 
 /* Reads up to two numbers at the start of a group's file and returns how many there are. */

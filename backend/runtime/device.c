@@ -298,17 +298,17 @@ void device_arch(char arch[16], const struct device *device) {
              device->cuda.major >= 9 ? "a" : "");
 }
 
-/* True if what was planned for `planned` can run on `here`. `planned` may be a described device, `here` never is. CPU
+/* True if what was planned for `planned` can run on `actual`. `planned` may be a described device, `actual` never is. CPU
    plans run on every CPU, because the engines query the number of threads when they run. */
-bool device_serves(const struct device *here, const struct device *planned) {
-    if (here->kind != planned->kind || here->is_described)
+bool device_serves(const struct device *actual, const struct device *planned) {
+    if (actual->kind != planned->kind || actual->is_described)
         return false;
-    if (here->kind == WEFT_DEVICE_CPU)
+    if (actual->kind == WEFT_DEVICE_CPU)
         return true;
-    bool is_same_chip = here->cuda.major == planned->cuda.major && here->cuda.minor == planned->cuda.minor;
+    bool is_same_chip = actual->cuda.major == planned->cuda.major && actual->cuda.minor == planned->cuda.minor;
     /* Two GPUs of one chip may differ in memory and multiprocessors, so a plan for a real GPU is bound to its ordinal.
        */
-    return is_same_chip && (planned->is_described || planned->ordinal == here->ordinal);
+    return is_same_chip && (planned->is_described || planned->ordinal == actual->ordinal);
 }
 
 /* Devices are created zeroed, so that padding compares equal too. */

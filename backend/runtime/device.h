@@ -54,7 +54,7 @@ weftStatus_t device_read_arch(int *major, int *minor, const char *text);
 
 /* True if what was planned for one device can run on another one of this machine: the same kind, and for CUDA the same
    device or the described chip. */
-bool device_serves(const struct device *here, const struct device *planned);
+bool device_serves(const struct device *actual, const struct device *planned);
 
 /* True if the two are equal, so that a plan for one is a plan for the other. */
 bool device_same(const struct device *a, const struct device *b);

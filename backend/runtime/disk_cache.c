@@ -220,12 +220,12 @@ bool disk_cache_load(const uint8_t key[32], uint8_t **payload, size_t *bytes) {
     if (file < 0 && errno != ELOOP)
         return false;
     uint8_t *data = NULL;
-    const uint8_t *found = NULL;
+    const uint8_t *contents = NULL;
     if (file < 0)
         problem = "is a link";
     else
         data = read_entry(file, &file_bytes, &problem);
-    if (data && !(found = check_entry(bytes, data, file_bytes, key)))
+    if (data && !(contents = check_entry(bytes, data, file_bytes, key)))
         problem = "is damaged";
     if (problem) {
         atomic_fetch_add(&damaged, 1);
@@ -235,9 +235,9 @@ bool disk_cache_load(const uint8_t key[32], uint8_t **payload, size_t *bytes) {
         if (store.mode == MODE_WRITE)
             unlinkat(store.folder, name, 0);
     }
-    if (found) {
+    if (contents) {
         /* The payload is moved to the front, so that the caller can free the pointer. */
-        memmove(data, found, *bytes);
+        memmove(data, contents, *bytes);
         *payload = data;
         atomic_fetch_add(&hits, 1);
         /* The modification time is the time of last use, which trimming uses. */
@@ -248,7 +248,7 @@ bool disk_cache_load(const uint8_t key[32], uint8_t **payload, size_t *bytes) {
     }
     if (file >= 0)
         close(file);
-    return found != NULL;
+    return contents != NULL;
 }
 
 /* ---- Trimming ---------------------------------------------------------------------------------------------------- */

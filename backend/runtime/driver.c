@@ -174,15 +174,15 @@ static void print_result(char *out, size_t bytes, int result) {
 }
 
 weftStatus_t driver_fail(int result, const char *what, ...) {
-    char who[512], answer[256];
+    char object[512], answer[256];
     const char *fix;
     va_list arguments;
     va_start(arguments, what);
-    vsnprintf(who, sizeof who, what, arguments);
+    vsnprintf(object, sizeof object, what, arguments);
     va_end(arguments);
     print_result(answer, sizeof answer, result);
     weftStatus_t status = interpret(result, &fix);
-    FAIL(status, "%s: the CUDA driver returned %s. %s", who, answer, fix);
+    FAIL(status, "%s: the CUDA driver returned %s. %s", object, answer, fix);
 }
 
 /* ---- Loading ----------------------------------------------------------------------------------------------------- */
@@ -259,9 +259,9 @@ static bool find_entries(void *library, const char *name) {
     for (size_t i = 0; !missing && i < sizeof entries / sizeof *entries; i++) {
         void *address = NULL;
         /* CUdriverProcAddressQueryResult: 0 is success, 1 no such symbol, 2 a version that the driver does not have. */
-        int found = 0;
-        int result = get_address(entries[i].name, &address, entries[i].version, LEGACY_STREAM, &found);
-        if (result || found)
+        int availability = 0;
+        int result = get_address(entries[i].name, &address, entries[i].version, LEGACY_STREAM, &availability);
+        if (result || availability)
             address = NULL;
         if (!address && !entries[i].is_optional)
             missing = entries[i].name;

@@ -83,8 +83,8 @@ static bool is_searched;
 /* ---- Finding ----------------------------------------------------------------------------------------------------- */
 
 /* An unusable copy stays in the list with the reason, for the report and messages. */
-static void fault(struct nvrtc *copy, const char *what, const char *detail) {
-    snprintf(copy->fault, sizeof copy->fault, "%s%s", what, detail);
+static void fault(struct nvrtc *copy, const char *problem, const char *detail) {
+    snprintf(copy->fault, sizeof copy->fault, "%s%s", problem, detail);
     copy->version = 0;
 }
 
@@ -233,16 +233,16 @@ static void add_from_loader(void) {
 /* The variables come first, because they are set on purpose. */
 static void add_toolkits(void) {
     static const char *const variables[] = {"CUDA_HOME", "CUDA_PATH"};
-    glob_t found;
+    glob_t toolkits;
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
         if (getenv(variables[i])) {
             add_folder(getenv(variables[i]), "/lib64", variables[i]);
             add_folder(getenv(variables[i]), "/lib", variables[i]);
         }
-    if (glob("/usr/local/cuda*", 0, NULL, &found) == 0)
-        for (size_t i = 0; i < found.gl_pathc; i++)
-            add_folder(found.gl_pathv[i], "/lib64", "CUDA toolkit");
-    globfree(&found);
+    if (glob("/usr/local/cuda*", 0, NULL, &toolkits) == 0)
+        for (size_t i = 0; i < toolkits.gl_pathc; i++)
+            add_folder(toolkits.gl_pathv[i], "/lib64", "CUDA toolkit");
+    globfree(&toolkits);
 }
 
 /* The caller holds the lock. */

@@ -104,28 +104,28 @@ weftStatus_t stream_alloc_get(uint64_t *address, struct stream_allocator *alloca
         return driver_fail(result ? result : CUDA_CAPTURE_UNSUPPORTED, "allocating %zu bytes for a stream", bytes);
     uint64_t id;
     TRY(find_stream_id(&id, driver, stream));
-    size_t whole = block_bytes(bytes);
-    *address = take_cached_block(allocator, driver, whole, stream, id);
+    size_t rounded = block_bytes(bytes);
+    *address = take_cached_block(allocator, driver, rounded, stream, id);
     /* Outside the lock, because the driver may take long. */
-    return *address ? WEFT_STATUS_SUCCESS : memory_make(address, driver, whole);
+    return *address ? WEFT_STATUS_SUCCESS : memory_make(address, driver, rounded);
 }
 
 void stream_alloc_free(struct stream_allocator *allocator, const struct driver *driver, uint64_t address, size_t bytes,
                        weftStream_t stream) {
-    size_t whole = block_bytes(bytes);
+    size_t rounded = block_bytes(bytes);
     /* Each thread has its own default stream under this one name. bytes_max = 0 disables caching. */
-    bool is_cached = stream != CUDA_STREAM_PER_THREAD && whole <= allocator->bytes_max;
+    bool is_cached = stream != CUDA_STREAM_PER_THREAD && rounded <= allocator->bytes_max;
     pthread_mutex_lock(&allocator->lock);
     /* A stream that is not in the table has no id that distinguishes it from a later stream at the same address. */
     is_cached = is_cached && find_stream(allocator, stream) >= 0;
-    /* Evict the oldest blocks. `whole` is at most bytes_max, so the difference does not wrap. */
-    while (is_cached && (allocator->count == CACHED_BLOCKS_MAX || allocator->bytes > allocator->bytes_max - whole))
+    /* Evict the oldest blocks. `rounded` is at most bytes_max, so the difference does not wrap. */
+    while (is_cached && (allocator->count == CACHED_BLOCKS_MAX || allocator->bytes > allocator->bytes_max - rounded))
         memory_free(driver, remove_block(allocator, 0));
     if (is_cached) {
         allocator->blocks[allocator->count].address = address;
-        allocator->blocks[allocator->count].bytes = whole;
+        allocator->blocks[allocator->count].bytes = rounded;
         allocator->blocks[allocator->count++].stream = stream;
-        allocator->bytes += whole;
+        allocator->bytes += rounded;
     }
     pthread_mutex_unlock(&allocator->lock);
     /* cuMemFree waits until the device has finished with the memory. */

@@ -135,11 +135,11 @@ static bool find_stream(struct run *run, const struct prepared *plan) {
 static bool find_pointers(struct run *run, const struct prepared *plan, struct object *arguments) {
     intptr_t count = python.tuple_count(arguments);
     for (int i = 0; i < plan->slot_count; i++) {
-        int place = plan->places[i];
-        if (place >= count)
+        int source = plan->places[i];
+        if (source >= count)
             return false;
         struct object *value =
-            place >= 0 ? python.get_of_tuple(arguments, place) : python.get_of_tuple(run->results, ~place);
+            source >= 0 ? python.get_of_tuple(arguments, source) : python.get_of_tuple(run->results, ~source);
         void *data;
         if (!is_tensor(value) || torch.get_data(tensor_of(value), &data))
             return false;
@@ -216,9 +216,9 @@ static struct entry *find_entry(const struct key *key) {
 static struct object *find_of(const uint64_t *words) { return (struct object *)(uintptr_t)words[0]; }
 
 /* Releasing may run Python code that calls operators, so the table is updated first. */
-static void replace_entry(struct entry **place, struct entry *with) {
-    struct entry *old = *place;
-    *place = with;
+static void replace_entry(struct entry **slot, struct entry *with) {
+    struct entry *old = *slot;
+    *slot = with;
     if (!old)
         return;
     python.release(old->prepared);
@@ -229,7 +229,7 @@ static void replace_entry(struct entry **place, struct entry *with) {
 /* Stores the result for a key. If all its buckets are taken, it replaces another entry. */
 static void insert_entry(const struct key *key, struct object *prepared) {
     size_t bytes = (size_t)key->count * 8;
-    struct entry *created = malloc(sizeof *created + bytes), **place = &table[key->hash % BUCKETS];
+    struct entry *created = malloc(sizeof *created + bytes), **slot = &table[key->hash % BUCKETS];
     if (!created)
         return;
     created->hash = key->hash, created->count = key->count;
@@ -238,8 +238,8 @@ static void insert_entry(const struct key *key, struct object *prepared) {
     python.retain(find_of(created->words));
     for (int i = PROBES - 1; i >= 0; i--)
         if (!table[(key->hash + (uint64_t)i) % BUCKETS])
-            place = &table[(key->hash + (uint64_t)i) % BUCKETS];
-    replace_entry(place, created);
+            slot = &table[(key->hash + (uint64_t)i) % BUCKETS];
+    replace_entry(slot, created);
 }
 
 /* Removes the entries of an operator's `find`, or all if it is NULL. */
@@ -294,12 +294,12 @@ static bool add_flags(struct key *key) {
 
 static bool make_key(struct key *key, const struct operator *operator, struct object *arguments, struct object *named) {
     key->count = 0, key->is_on_gpu = false;
-    intptr_t count = python.tuple_count(arguments), place = 0;
+    intptr_t count = python.tuple_count(arguments), position = 0;
     struct object *name, *value;
     bool fits = key_add_word(key, (uint64_t)(uintptr_t)operator->find);
     for (intptr_t i = 0; fits && i < count; i++)
         fits = key_add(key, python.get_of_tuple(arguments, i));
-    while (fits && named && python.dict_next(named, &place, &name, &value))
+    while (fits && named && python.dict_next(named, &position, &name, &value))
         fits = key_add_text(key, name) && key_add(key, value);
     fits = fits && (!key->is_on_gpu || add_flags(key));
     if (fits)
@@ -323,11 +323,11 @@ static struct object *find_prepared(const struct key *key, const struct operator
 }
 
 /* Returns the results. NULL: Python raised an exception, or, without one, the fast path does not apply. */
-static struct object *call_found(struct operator *operator, struct object *found, struct object *arguments,
+static struct object *call_found(struct operator *operator, struct object *prepared, struct object *arguments,
                                  struct object *named) {
-    if (found->type != python.capsule)
-        return found == python.none ? NULL : python.call(found, arguments, named);
-    struct object *results = run_prepared(python.of_capsule(found, prepared_name), arguments);
+    if (prepared->type != python.capsule)
+        return prepared == python.none ? NULL : python.call(prepared, arguments, named);
+    struct object *results = run_prepared(python.of_capsule(prepared, prepared_name), arguments);
     operator->served += results != NULL;
     return results;
 }
@@ -337,9 +337,9 @@ static struct object *call(struct object *self, struct object *arguments, struct
     struct key key;
     struct object *results = NULL;
     if (make_key(&key, operator, arguments, named)) {
-        struct object *found = find_prepared(&key, operator, arguments, named);
-        results = found ? call_found(operator, found, arguments, named) : NULL;
-        release(found);
+        struct object *prepared = find_prepared(&key, operator, arguments, named);
+        results = prepared ? call_found(operator, prepared, arguments, named) : NULL;
+        release(prepared);
     }
     return results || python.error() ? results : python.call(operator->slow, arguments, named);
 }

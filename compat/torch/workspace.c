@@ -19,15 +19,15 @@ static void make_key(void) { has_key = !pthread_key_create(&key, free); }
 static void *grow(size_t bytes) {
     pthread_once(&once, make_key);
     free(memory);
-    size_t whole = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    memory = has_key && whole >= bytes ? aligned_alloc(ALIGNMENT, whole) : NULL;
+    size_t aligned_bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    memory = has_key && aligned_bytes >= bytes ? aligned_alloc(ALIGNMENT, aligned_bytes) : NULL;
     if (memory && pthread_setspecific(key, memory)) {
         free(memory);
         memory = NULL;
     }
     if (!memory && has_key)
         pthread_setspecific(key, NULL); /* it may be the old memory, which was freed */
-    capacity = memory ? whole : 0;
+    capacity = memory ? aligned_bytes : 0;
     return memory;
 }
 

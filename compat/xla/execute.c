@@ -27,28 +27,28 @@ struct request {
 static const void *find_attribute(const struct xla_attributes *attributes, const char *name, int kind) {
     size_t length = strlen(name);
     for (int64_t i = 0; i < attributes->count; i++) {
-        const struct xla_span *found = attributes->names[i];
-        if (found->length == length && !memcmp(found->chars, name, length))
+        const struct xla_span *attribute_name = attributes->names[i];
+        if (attribute_name->length == length && !memcmp(attribute_name->chars, name, length))
             return attributes->kinds[i] == kind ? attributes->each[i] : NULL;
     }
     return NULL;
 }
 
 static bool read_number(int64_t *out, const struct xla_attributes *attributes, const char *name) {
-    const struct xla_scalar *found = find_attribute(attributes, name, XLA_SCALAR);
-    if (!found || found->type != XLA_S64)
+    const struct xla_scalar *scalar = find_attribute(attributes, name, XLA_SCALAR);
+    if (!scalar || scalar->type != XLA_S64)
         return false;
-    memcpy(out, found->value, sizeof *out);
+    memcpy(out, scalar->value, sizeof *out);
     return true;
 }
 
 static bool read_numbers(const int64_t **out, int64_t *count, const struct xla_attributes *attributes,
                          const char *name) {
-    const struct xla_array *found = find_attribute(attributes, name, XLA_ARRAY);
-    if (!found || found->type != XLA_S64)
+    const struct xla_array *array = find_attribute(attributes, name, XLA_ARRAY);
+    if (!array || array->type != XLA_S64)
         return false;
-    *out = found->data;
-    *count = (int64_t)found->count;
+    *out = array->data;
+    *count = (int64_t)array->count;
     return true;
 }
 
@@ -81,18 +81,18 @@ static weftStatus_t gather(uint64_t pointers[SLOTS_MAX], const struct xla_call *
              "graphs if there are too many.",
              (long long)request->place_count, (long long)slot_count, SLOTS_MAX);
     for (int64_t i = 0; i < slot_count; i++) {
-        int64_t place = request->places[i];
-        if (place >= 0 && place < arguments)
-            pointers[i] = address_of(&call->arguments, place);
-        else if (place >= arguments && place - arguments < results)
-            pointers[i] = address_of(&call->results, place - arguments);
-        else if (place >= 0 && place - arguments - results < request->scalar_count)
-            pointers[i] = (uint64_t)(uintptr_t)&request->scalars[place - arguments - results];
+        int64_t source = request->places[i];
+        if (source >= 0 && source < arguments)
+            pointers[i] = address_of(&call->arguments, source);
+        else if (source >= arguments && source - arguments < results)
+            pointers[i] = address_of(&call->results, source - arguments);
+        else if (source >= 0 && source - arguments - results < request->scalar_count)
+            pointers[i] = (uint64_t)(uintptr_t)&request->scalars[source - arguments - results];
         else
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
                  "weft call: slot %lld is at place %lld, and there are %lld arguments, %lld results and %lld scalars. "
                  "Lower the program again with weft.jax.",
-                 (long long)i, (long long)place, (long long)arguments, (long long)results,
+                 (long long)i, (long long)source, (long long)arguments, (long long)results,
                  (long long)request->scalar_count);
     }
     return WEFT_STATUS_SUCCESS;

@@ -137,15 +137,15 @@ static weftStatus_t add(struct cached_plan **out, const struct plan_name *name) 
 weftStatus_t cached_plan_acquire(struct cached_plan **out, const struct plan_name *name) {
     weftStatus_t status = WEFT_STATUS_SUCCESS;
     pthread_mutex_lock(&lock);
-    struct cached_plan *found = *bucket_of(name);
-    while (found && !is_same(&found->name, name))
-        found = found->next;
-    if (!found)
-        status = add(&found, name);
+    struct cached_plan *cached = *bucket_of(name);
+    while (cached && !is_same(&cached->name, name))
+        cached = cached->next;
+    if (!cached)
+        status = add(&cached, name);
     if (!status) {
-        found->users++;
-        found->last_use = ++uses;
-        *out = found;
+        cached->users++;
+        cached->last_use = ++uses;
+        *out = cached;
     }
     pthread_mutex_unlock(&lock);
     return status;

@@ -135,7 +135,7 @@ def test_nothing_is_ignored_in_silence(call: Any, sentence: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NOT_THERE if name.startswith("cudnn.")])
-def test_what_is_not_there_says_so(name: str) -> None:
+def test_missing_functions_raise_an_error_that_names_them(name: str) -> None:
     function: Any = cudnn
     for part in name.split(".")[1:]:
         function = getattr(function, part)

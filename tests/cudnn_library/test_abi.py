@@ -65,7 +65,7 @@ def test_sub_libraries_forward(part: str) -> None:
     assert library.stat().st_size < 40_000
 
 
-def test_every_function_says_whether_it_works(cudnn: Library) -> None:
+def test_every_function_reports_whether_it_works(cudnn: Library) -> None:
     """Functions without an implementation return NOT_SUPPORTED and their name, whatever the arguments are."""
     for row in table():
         if row["state"] != "implemented":

@@ -49,7 +49,7 @@ def test_normalisation_of_many_channels() -> None:
 
 
 @pytest.mark.parametrize("tile", [0, 10, 29])
-def test_data_gradient_of_pixels_that_no_filter_saw(tile: int) -> None:
+def test_data_gradient_of_pixels_outside_all_filters(tile: int) -> None:
     """Three pixels in four get 0: a multiprocessor runs many tiles without a k-step in a row."""
     images = {"dtype": torch.bfloat16, "device": "cuda", "memory_format": torch.channels_last}
     dy, w = (normal(*dims).to(**images) for dims in ((32, 128, 28, 28), (128, 256, 1, 1)))

@@ -745,7 +745,7 @@ def test_forward_of_heads_that_are_padded(depth: int, value_depth: int) -> None:
 
 
 @pytest.mark.parametrize("heads", range(1, 8))
-def test_forward_of_so_many_key_heads(heads: int) -> None:
+def test_forward_with_many_key_heads(heads: int) -> None:
     check_large_forward(Case(1, (2 * heads, heads, heads), 70, 140, 64, 64, 0.1, right=5), "bf16")
 
 
@@ -904,7 +904,7 @@ def test_backward_of_terms_of_scores(
 
 
 @pytest.mark.parametrize("heads", range(1, 8))
-def test_backward_of_so_many_key_heads(heads: int) -> None:
+def test_backward_with_many_key_heads(heads: int) -> None:
     case = Case(1, (2 * heads, heads, heads), 70, 140, 64, 64, 0.1, right=5)
     check_large_tiles(case, "bf16")
 

@@ -369,7 +369,7 @@ def test_factors_of_few_bits(weights, through, size, block, order, scale_type, i
 
 
 @pytest.mark.parametrize("wanted", [0, 1])
-def test_one_result_alone(wanted: int) -> None:
+def test_single_result(wanted: int) -> None:
     """The other result is virtual and unread."""
     x = checks.random((3, 70), "bf16", -9, 9)
 

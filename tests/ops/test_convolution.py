@@ -214,7 +214,7 @@ def test_data_gradient(case: Case) -> None:
 
 
 @pytest.mark.parametrize("tile", [0, 10, 29])
-def test_data_gradient_of_pixels_that_no_filter_saw(tile: int) -> None:
+def test_data_gradient_of_pixels_outside_all_filters(tile: int) -> None:
     """Three pixels in four get 0: few multiprocessors make many tiles without a step, one after the other."""
     case = Case("", (4, 256, 28, 28), (32, 256, 1, 1), {"stride": [2, 2]})
     _, w, dy = arrays(case, "bf16")

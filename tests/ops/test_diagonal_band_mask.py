@@ -151,7 +151,7 @@ def test_attention_recognises_the_band(options: dict[str, float], band: str) -> 
     k = g.tensor([4, 16, 128, 1024], [16 * 1024 * 128, 1024 * 128, 1, 128])
     attention(g, q, k, v, **options).set_output(True)
     ((family, detail),) = [(step["family"], step["detail"]) for step in g.build().plan.report["steps"]]
-    assert family == "cuda.spelled_attention"
+    assert family == "cuda.attention_pattern"
     assert f", {band}, " in detail, detail
 
 

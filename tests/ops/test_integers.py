@@ -72,7 +72,7 @@ def test_a_mask_is_set_where_it_is_not_zero(dtype: str) -> None:
     checks.check(select, {"a": LEFT, "b": RIGHT, "t": mask}, want)
 
 
-def test_what_lies_between_keeps_64_bits() -> None:
+def test_intermediates_keep_64_bits() -> None:
     checks.check(lambda g, a, b: g.sub(g.add(a, b), b), {"a": LEFT[:3], "b": RIGHT[:3]}, LEFT[:3])
     a, b = np.array([[2**31 - 1, -(2**31)]], np.int32), np.array([[2**31 - 1, 2**31 - 1]], np.int32)
     less = lambda g, a, b: g.sub(g.mul(a, b), g.mul(g.sub(a, 1), b))  # noqa: E731
@@ -94,7 +94,7 @@ def test_of_two_types(left: str, right: str) -> None:
 
 
 @pytest.mark.parametrize("number", [1, True, np.int64(2**53 + 1), np.int8(-3)])
-def test_numbers_beside_them(number: Any) -> None:
+def test_python_numbers_with_integers(number: Any) -> None:
     checks.check(lambda g, a: g.sub(a, number), {"a": LEFT[:3]}, LEFT[:3] - int(number))
 
 

@@ -329,7 +329,7 @@ def test_one_element_has_no_unbiased_variance() -> None:
     check(forward(case, 5, momentum=0.5), {"x": x, "in_running_mean": half, "in_running_var": half}, expected)
 
 
-def test_an_empty_batch_leaves_running_statistics_alone() -> None:
+def test_an_empty_batch_does_not_change_running_statistics() -> None:
     x, half = np.zeros((0, 3), np.float32), np.full((1, 3), 0.5, np.float32)
     case = Case("batchnorm", (0, 3), (1, 3), (0,))
     expected = [x, 0 * half, 0 * half + EPSILON**-0.5, half, half]

@@ -65,7 +65,7 @@ def test_matmul(size: tuple[int, ...], order: str, along: str, side: str) -> Non
     check(build, operands, left @ right, out="f32", graph=BF16)
 
 
-def test_what_is_behind_too() -> None:
+def test_prologue_with_epilogue() -> None:
     m, n, k = (320, 192, 520) if LARGE else (20, 24, 40)
     a, b = halves((1, m, k), 0), halves((1, k, n), 1)
     scale, bias = (halves((1, 1, k), 2 + i, 1) for i in range(2))

@@ -202,7 +202,7 @@ def test_refuses_outputs_of_other_dims(i: int, key: str, dims: str, expected: st
     refuses(build, X, f"softmax 'p': {rule}")
 
 
-def test_exp_beside_the_largest_has_the_bits_of_exp() -> None:
+def test_exp_of_scores_below_the_maximum_is_bitwise_equal() -> None:
     """Subnormal results, too, whichever way the largest comes."""
     x = random((40, 500), "f32", -110, 0)
     x[:, 0], x[:, 1] = 0, -INF

@@ -123,7 +123,7 @@ def test_floats_stay_whole() -> None:
     assert families[1] == "channels"
 
 
-def test_a_norm_alone_stays_whole() -> None:
+def test_a_single_norm_is_not_split() -> None:
     g = weft.Graph(device="sm_90", io_data_type="bf16", compute_data_type="f32")
     dims, each = (32, 64, 56, 56), [1, 64, 1, 1]
     x = g.tensor(dims, checks.strides_of(dims, "channels_last"))
@@ -311,9 +311,7 @@ def planned_gradient(norm: Callable[..., Any], kind: str, *sizes: int, **types: 
         ("residual", (128, 64, 256, 56, 1), ["hopper", "map"]),
     ],
 )
-def test_sums_of_a_gradient_behind_the_product(
-    kind: str, sizes: tuple[int, ...], families: list[str]
-) -> None:
+def test_gradient_sums_in_the_epilogue(kind: str, sizes: tuple[int, ...], families: list[str]) -> None:
     found = [planned_gradient(norm, kind, *sizes) for norm in (gradient, gradient_in_parts)]
     assert [family for family, _ in found[0]] == families
     assert found[0] == found[1]

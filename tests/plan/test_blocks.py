@@ -13,7 +13,7 @@ FAMILIES = {
     "gpt": ["rows", "hopper", "attention_hopper", "hopper", "rows", "hopper", "hopper"],
     "linear_gelu_backward": ["rows", "hopper", "hopper"],
     "rope": ["map", "map"],
-    "spelled_attention": ["spelled_attention"],
+    "attention_pattern": ["attention_pattern"],
     "bottleneck": ["hopper", "rows", "patch_sm90", "rows", "hopper", "channels"],
     "bottleneck_backward": [
         *("channels", "hopper", "hopper"),
@@ -27,7 +27,7 @@ ON_A_CPU = {
     "gpt": ["rows", "contraction", "attention", "contraction", "rows", "contraction", "contraction"],
     "linear_gelu_backward": ["rows", "contraction", "contraction"],
     "rope": ["map", "map"],
-    "spelled_attention": ["contraction", "rows", "contraction"],
+    "attention_pattern": ["contraction", "rows", "contraction"],
     "bottleneck": ["contraction", "rows"] * 3,
     "bottleneck_backward": ["map", *["rows", "contraction", "contraction"] * 3],
     # Norm and product would each have to gather what is joined.

@@ -83,7 +83,7 @@ def test_shared_memory_stays_within_its_limit(graph: Any) -> None:
     assert all(kernel["shared_bytes"] <= 40000 for kernel in kernels(plan(graph(), shared_memory=40000)))
 
 
-def test_who_takes_more_than_a_limit_says_so() -> None:
+def test_families_above_a_limit_decline() -> None:
     made = plan(product(), shared_memory=65536)
     (step,) = json.loads(made.get_text(name.EXECUTION_PLAN_REPORT_EXT))["steps"]
     (reason,) = (refusal["reason"] for refusal in step["declined"] if refusal["family"] == "cuda.hopper")

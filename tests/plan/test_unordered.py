@@ -118,7 +118,7 @@ def test_layouts_and_types_that_it_does_not_take() -> None:
     assert answer(gradient(dtype="f32"))["reason"] == reason
 
 
-def test_gradients_that_are_wanted_alone() -> None:
+def test_single_requested_gradients() -> None:
     """The sums of dQ are made with all others; without them, a pass that makes nothing wanted is left out."""
     passes = {("dQ",): "dQ, 128 x 128 tiles", ("dK", "dV"): "dK and dV, 128 x 128 tiles"}
     for wanted, words in passes.items():

@@ -259,7 +259,7 @@ def test_host_outputs_are_copied_back(copies: list[Any]) -> None:
     assert [(to, size) for to, _, size in copies] == [(out.ctypes.data, 24)]
 
 
-def test_what_lies_between_elements_survives() -> None:
+def test_bytes_between_elements_are_preserved() -> None:
     memory_of = np.full((2, 8), 7, "f4")
     out = memory_of[:, :6:2]
     doubled([8, 2]).plan(x=np.full((2, 8), 3, "f4")[:, :6:2], out={"y": out})
@@ -599,7 +599,7 @@ def test_workspaces_are_on_the_device() -> None:
 # ---- Memory that is less aligned than was declared ---------------------------------------------------------
 
 
-def test_what_is_said_when_no_plan_for_it_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_if_no_plan_for_loose_alignment_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
     g, whole = doubled(), weft.DeviceArray([8])
     real = backend.Descriptor.finalize
 

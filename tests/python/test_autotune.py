@@ -279,7 +279,7 @@ def test_a_line_comes_and_goes() -> None:
     assert bar(2).strip() == "█" * 24
 
 
-def test_waiting_says_so_after_a_while() -> None:
+def test_waiting_is_reported_after_a_while() -> None:
     terminal = Terminal()
     with Waiting("compiling", terminal, patience=0.01) as waiting:
         thread = waiting._thread

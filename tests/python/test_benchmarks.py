@@ -416,7 +416,7 @@ def test_rounds_alternate() -> None:
     assert machines.in_turn([], 3) == []
 
 
-def test_beside_the_bare_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_with_the_bare_product(monkeypatch: pytest.MonkeyPatch) -> None:
     run: list[str] = []
 
     class Noted(measure.Side):

@@ -469,7 +469,7 @@ setp.lt.u32 %p5, %r7, 300;
     assert "shared memory of block 1, which has ended" in tries(body, flag, grid=2, cluster=2, shared=128)
 
 
-def test_a_cluster_has_so_many_blocks(fails: Any) -> None:
+def test_number_of_blocks_per_cluster(fails: Any) -> None:
     other = "mapa.shared::cluster.u32 %r5, %r4, 2;"
     fault = fails(f"mov.u32 %r4, s;\n{other}", shared=64, grid=2, cluster=2)
     assert f"warp 0: the address of block 2 in a cluster of 2. {fault.where(other)}" in fault.said
@@ -708,7 +708,7 @@ def test_texts_that_end_early(gpu: Gpu) -> None:
     assert gpu.load(text, wants=INVALID_IMAGE)[1].endswith("registers of type 'b128'")
 
 
-def test_the_driver_says_what_was_wrong(gpu: Gpu) -> None:
+def test_the_driver_reports_what_was_wrong(gpu: Gpu) -> None:
     words = emulated_kernel.ctypes.c_char_p()
     gpu.launch(module("trap;"), [], wants=LAUNCH_FAILED)
     gpu.call("cuGetErrorString", LAUNCH_FAILED, emulated_kernel.ctypes.byref(words))

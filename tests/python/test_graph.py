@@ -901,7 +901,7 @@ def test_options_of_a_wrong_type_are_refused() -> None:
     assert g._operations == []
 
 
-def test_a_missing_type_speaks_of_arguments() -> None:
+def test_a_missing_type_is_reported_in_terms_of_arguments() -> None:
     g = weft.Graph()
     g.add(g.relu(g.tensor([2], data_type="f32")), g.tensor([2], name="b"), name="s")
     remedy = "Give data_type= to its tensor(), or io_data_type= to the graph."

@@ -141,7 +141,7 @@ def test_arguments_by_position() -> None:
     assert g._operations[4].values["swish_beta"] == 0.5
 
 
-def test_what_cudnn_lacks_is_given_by_name_alone() -> None:
+def test_arguments_that_cudnn_lacks_are_keyword_only() -> None:
     g = weft.Graph(io_data_type="f32")
     x = g.tensor([2, 2])
     with pytest.raises(TypeError):

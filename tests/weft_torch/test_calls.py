@@ -106,7 +106,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("value", UNKNOWN.values(), ids=UNKNOWN)
-def test_what_no_key_knows_is_pythons(value) -> None:
+def test_calls_without_a_key_run_in_python(value) -> None:
     asked = []
     operator = FUNCTIONS.operator(asked.append, lambda *given, **named: (given, named))
     given, named = operator(value, name=value)

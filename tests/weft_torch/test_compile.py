@@ -338,7 +338,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("name", WHOLE)
-def test_what_torch_says_in_pieces_is_one_region_each_way(name: str, last: bool) -> None:
+def test_decomposed_operators_form_one_region_per_direction(name: str, last: bool) -> None:
     model, shape, backward = WHOLE[name]
     x, cover = torch.randn(shape), Cover()
     if last and x.ndim > 3:
@@ -685,7 +685,7 @@ def test_other_strides_are_torchs(model: Callable[[Any], Any]) -> None:
     assert names & {"as_strided.default", "as_strided_scatter.default", "copy.default"}, names
 
 
-def test_strides_that_say_anew_how_elements_lie_are_views() -> None:
+def test_as_strided_with_unchanged_layout_is_a_view() -> None:
     aten, x = torch.ops.aten, torch.randn(2, 6)
 
     def pieces(x):

@@ -22,7 +22,7 @@ def normal(*shape: int, dtype=torch.float32, seed: int = 0):
     return made.to(DEVICE, dtype).requires_grad_()
 
 
-def spelled(q, k, v, mask=None, causal=False, scale=None, weights_kept=None):
+def composed(q, k, v, mask=None, causal=False, scale=None, weights_kept=None):
     """o and statistics by definition, in double precision."""
     q, k, v = (each.double() for each in (q, k, v))
     k, v = (each.repeat_interleave(q.shape[-3] // each.shape[-3], -3) for each in (k, v))
@@ -58,7 +58,7 @@ def test_masks_of_any_broadcast(size: str, is_bool: bool, dtype) -> None:
         mask = mask | (torch.arange(9, device=DEVICE) == 2)  # a row that sees no key has its own test
     given = (q, k, v) if is_bool else (q, k, v, mask)
     do = normal(2, 4, 5, 16, dtype=dtype, seed=5).detach()
-    expected, _ = spelled(q, k, v, mask)
+    expected, _ = composed(q, k, v, mask)
     with weft_torch.enable(["sdpa"]) as enabled:
         found = F.scaled_dot_product_attention(q, k, v, mask)
         gradients = torch.autograd.grad(found, given, do)
@@ -80,7 +80,7 @@ def test_gradients_of_masks_that_a_caller_expanded(size: str, is_turned: bool) -
     if is_turned:
         mask = mask.transpose(2, 3).flip(0).transpose(2, 3)
     do = normal(2, 4, 5, 16, seed=5).detach()
-    expected, _ = spelled(q, k, v, mask)
+    expected, _ = composed(q, k, v, mask)
     with weft_torch.enable(["sdpa"]) as enabled:
         found = F.scaled_dot_product_attention(q, k, v, mask)
         gradients = torch.autograd.grad(found, (q, k, v, mask, base), do)
@@ -98,7 +98,7 @@ def test_shapes(heads: int, rows: int, keys: int, size: int, value_size: int, ca
     q, k, v = normal(2, heads, rows, size), normal(2, shared, keys, size), normal(2, 1, keys, value_size)
     do = normal(2, heads, rows, value_size, seed=5).detach()
     how = {"is_causal": causal, "scale": 0.3, "enable_gqa": True}
-    expected, _ = spelled(q, k, v, None, causal, 0.3)
+    expected, _ = composed(q, k, v, None, causal, 0.3)
     with weft_torch.enable() as enabled:
         found = F.scaled_dot_product_attention(q, k, v, **how)
         gradients = torch.autograd.grad(found, (q, k, v), do)
@@ -138,7 +138,7 @@ def test_rows_that_see_no_key_are_zero() -> None:
     assert all(each.isfinite().all() for each in gradients)
 
 
-def test_dropout_drops_what_it_says_and_its_gradients_know() -> None:
+def test_dropout_probability_and_gradients() -> None:
     p, keys = 0.25, 64
     q, k = normal(2, 4, 48, 16), normal(2, 4, keys, 16)
     v = torch.eye(keys, device=DEVICE).repeat(2, 4, 1, 1).requires_grad_()  # so that o is the weights
@@ -155,7 +155,7 @@ def test_dropout_drops_what_it_says_and_its_gradients_know() -> None:
     kept = (first.detach() != 0).double()
     count = kept.numel()
     assert abs(kept.mean() - (1 - p)) < 5 * (p * (1 - p) / count) ** 0.5
-    expected, _ = spelled(q, k, v, weights_kept=kept / (1 - p))
+    expected, _ = composed(q, k, v, weights_kept=kept / (1 - p))
     close([first, *gradients], [expected, *torch.autograd.grad(expected.square().sum(), (q, k, v))])
 
 
@@ -163,7 +163,7 @@ def test_dropout_drops_what_it_says_and_its_gradients_know() -> None:
 def test_statistics_have_a_gradient(dtype) -> None:
     sizes = (1, 4, 6, 8), (1, 2, 7, 8), (1, 2, 7, 8)
     q, k, v = (normal(*size, dtype=dtype, seed=i) for i, size in enumerate(sizes))
-    expected = spelled(q, k, v)
+    expected = composed(q, k, v)
     found = weft.sdpa(q, k, v, enable_gqa=True)
     do, dlse = (normal(*size, dtype=dtype, seed=7).detach() for size in ((1, 4, 6, 8), (1, 4, 6)))
     both = torch.autograd.grad(found, (q, k, v), (do, dlse.to(found[1].dtype)), retain_graph=True)
@@ -177,13 +177,13 @@ def test_the_gradient_of_statistics_is_not_dropped() -> None:
     q, k, v = (normal(1, 2, 6, 8, dtype=torch.float64, seed=i) for i in range(3))
     seed = torch.tensor([5], device=DEVICE)
     found = weft.sdpa(q, k, v, None, 0.4, dropout_seed=seed)[1]
-    expected = spelled(q, k, v)[1]
+    expected = composed(q, k, v)[1]
     weights = torch.linspace(-1, 1, expected.numel(), device=DEVICE).view_as(expected)
     grads = ((each * weights).sum() for each in (found, expected))
     close(*(torch.autograd.grad(each, (q, k)) for each in grads), torch.float64)
 
 
-def test_what_is_left_to_torch_says_why() -> None:
+def test_calls_left_to_torch_report_the_reason() -> None:
     q = normal(1, 2, 4, 8)
     square = torch.ones(4, 4, dtype=torch.bool, device=DEVICE)
     with weft_torch.enable(["sdpa"]) as enabled:
@@ -207,7 +207,7 @@ def test_what_is_left_to_torch_says_why() -> None:
 
 def test_autocast_and_deterministic_flags() -> None:
     q = normal(1, 2, 40, 16)
-    expected, _ = spelled(q.bfloat16(), q.bfloat16(), q.bfloat16(), causal=True)
+    expected, _ = composed(q.bfloat16(), q.bfloat16(), q.bfloat16(), causal=True)
     torch.use_deterministic_algorithms(True)
     try:
         with weft_torch.enable(["sdpa"]) as enabled, torch.autocast(DEVICE, torch.bfloat16):

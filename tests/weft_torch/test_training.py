@@ -39,7 +39,7 @@ def test_sides_train_to_one_loss(monkeypatch, tmp_path, capsys):
     assert "models: time of eager / enabled is" in capsys.readouterr().out
 
 
-def test_what_a_side_refuses_is_told(monkeypatch):
+def test_refusals_of_either_side_are_reported(monkeypatch):
     monkeypatch.setattr(models, "MODELS", {"broken": models.Model(tiny, (), (2, 3, 5, 5), 5)})
     found = training.measure("broken", "cpu", ("eager",))  # 5 x 5 pixels do not make 64 features
     assert not found.seconds

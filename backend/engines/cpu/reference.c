@@ -42,15 +42,15 @@ static bool list_has(const char *list, const char *word) {
     for (const char *at = word; *at && *at != ' '; at++)
         length++;
     for (const char *at = list; at && *at;) {
-        size_t here = 0;
-        while (at[here] && at[here] != ' ')
-            here++;
-        bool same = here == length;
+        size_t word_length = 0;
+        while (at[word_length] && at[word_length] != ' ')
+            word_length++;
+        bool same = word_length == length;
         for (size_t i = 0; same && i < length; i++)
             same = at[i] == word[i];
         if (same)
             return true;
-        at += here + (at[here] == ' ');
+        at += word_length + (at[word_length] == ' ');
     }
     return false;
 }

@@ -24,7 +24,7 @@ extern const struct family cuda_grouped_sm90;      /* the same in 16 or 8 bits o
 extern const struct family cuda_attention_decode;  /* attention of few queries to many keys */
 extern const struct family cuda_attention;         /* scaled dot-product attention, forward and backward */
 extern const struct family cuda_attention_hopper;  /* the same on Hopper, with TMA and wgmma */
-extern const struct family cuda_spelled_attention; /* attention matched from primitive operations */
+extern const struct family cuda_attention_pattern; /* attention matched from primitive operations */
 
 /* Memory-bound operations. */
 extern const struct family cuda_channels;    /* batch norm of channels-last tensors, in one launch */

@@ -13,13 +13,13 @@
 /* Query heads share keys in groups of equal size; the heads of a group are adjacent. */
 static weftStatus_t check_shared_heads(const struct descriptor *op, const struct attention *a, const char *key,
                                        const struct tensor *shared) {
-    int64_t heads = a->q->dims.at[1], own = shared->dims.at[1];
+    int64_t heads = a->q->dims.at[1], shared_heads = shared->dims.at[1];
     /* Zero heads are valid only together with zero heads. */
-    if (own ? heads % own != 0 : heads != 0)
+    if (shared_heads ? heads % shared_heads != 0 : heads != 0)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
              "%s: q %s has %lld head%s, %s %s has %lld. Make the heads of %s divide those of q.", descriptor_label(op),
-             tensor_dims_text(a->q), (long long)heads, plural(heads), key, tensor_dims_text(shared), (long long)own,
-             key);
+             tensor_dims_text(a->q), (long long)heads, plural(heads), key, tensor_dims_text(shared),
+             (long long)shared_heads, key);
     return WEFT_STATUS_SUCCESS;
 }
 

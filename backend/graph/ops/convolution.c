@@ -480,24 +480,24 @@ static double flops(const struct descriptor *descriptor) {
 enum { OUTER, GROUP, CHANNEL, SIZE, PLACE = SIZE + SPATIAL_MAX };
 
 /* Converts a position [outer, group, channel, size..] of an operand to an index of its tensor. */
-static void index_of(const struct conv_geometry *g, const struct conv_operand *operand, const int64_t place[PLACE],
+static void index_of(const struct conv_geometry *g, const struct conv_operand *operand, const int64_t position[PLACE],
                      int64_t *index) {
     bool is_filter = operand == &g->w;
     int first = (int)operand->tensor->dims.count - g->spatial;
     if (first == 3) {
-        index[0] = place[is_filter ? GROUP : OUTER];
-        index[1] = place[is_filter ? OUTER : GROUP];
-        index[2] = place[CHANNEL];
+        index[0] = position[is_filter ? GROUP : OUTER];
+        index[1] = position[is_filter ? OUTER : GROUP];
+        index[2] = position[CHANNEL];
     } else if (is_filter) {
         /* Without a dimension of groups, the channels of groups follow each other. */
-        index[0] = place[GROUP] * g->k + place[OUTER];
-        index[1] = place[CHANNEL];
+        index[0] = position[GROUP] * g->k + position[OUTER];
+        index[1] = position[CHANNEL];
     } else {
-        index[0] = place[OUTER];
-        index[1] = place[GROUP] * (operand == &g->x ? g->c : g->k) + place[CHANNEL];
+        index[0] = position[OUTER];
+        index[1] = position[GROUP] * (operand == &g->x ? g->c : g->k) + position[CHANNEL];
     }
     for (int i = 0; i < g->spatial; i++)
-        index[first + i] = place[SIZE + SPATIAL_MAX - g->spatial + i];
+        index[first + i] = position[SIZE + SPATIAL_MAX - g->spatial + i];
 }
 
 /* One term of the sum: tap r of the filter that computes channel k of group g from channel c, at output position o. */
@@ -552,9 +552,9 @@ static void add_product(struct sum *sum, const struct conv_geometry *g, const st
 
 /* beta 0 does not read the output, which may be uninitialised. */
 static void store(const struct conv_geometry *g, const struct conv_operand *operand, const struct view *view,
-                  const int64_t place[PLACE], struct sum *sum) {
+                  const int64_t position[PLACE], struct sum *sum) {
     int64_t index[WEFT_DIM_MAX];
-    index_of(g, operand, place, index);
+    index_of(g, operand, position, index);
     /* Integer sums have alpha 1 and beta 0, and are not affected. */
     sum->real = g->alpha * sum->real + (g->beta != 0 ? g->beta * view_load(view, index) : 0);
     sum_store(sum, view, index);
@@ -562,11 +562,11 @@ static void store(const struct conv_geometry *g, const struct conv_operand *oper
 
 /* y: sums over c and r. */
 static void compute_y(const struct conv_geometry *g, const struct views *views) {
-    /* `whole` has the extents of the outputs, in the order of a position; `inner` those of the sums. */
-    const int64_t whole[] = {g->n, g->groups, g->k, g->y.size[0], g->y.size[1], g->y.size[2]};
+    /* `extents` has the extents of the outputs, in the order of a position; `inner` those of the sums. */
+    const int64_t extents[] = {g->n, g->groups, g->k, g->y.size[0], g->y.size[1], g->y.size[2]};
     const int64_t inner[] = {g->c, g->w.size[0], g->w.size[1], g->w.size[2]};
     int64_t at[PLACE], tap[4];
-    for (bool more = index_begin(at, PLACE, whole); more; more = index_next(at, PLACE, whole)) {
+    for (bool more = index_begin(at, PLACE, extents); more; more = index_next(at, PLACE, extents)) {
         /* Each output is one sum over all of its products. */
         struct sum sum = new_sum(g, views);
         for (bool taps = index_begin(tap, 4, inner); taps; taps = index_next(tap, 4, inner)) {
@@ -596,10 +596,10 @@ static bool find_position(const struct conv_geometry *g, const int64_t *x, struc
 
 /* dx: sum over k and over the r that read this element. */
 static void compute_dx(const struct conv_geometry *g, const struct views *views) {
-    const int64_t whole[] = {g->n, g->groups, g->c, g->x.size[0], g->x.size[1], g->x.size[2]};
+    const int64_t extents[] = {g->n, g->groups, g->c, g->x.size[0], g->x.size[1], g->x.size[2]};
     const int64_t inner[] = {g->k, g->w.size[0], g->w.size[1], g->w.size[2]};
     int64_t at[PLACE], tap[4];
-    for (bool more = index_begin(at, PLACE, whole); more; more = index_next(at, PLACE, whole)) {
+    for (bool more = index_begin(at, PLACE, extents); more; more = index_next(at, PLACE, extents)) {
         struct sum sum = new_sum(g, views);
         for (bool taps = index_begin(tap, 4, inner); taps; taps = index_next(tap, 4, inner)) {
             struct product p = {
@@ -615,10 +615,10 @@ static void compute_dx(const struct conv_geometry *g, const struct views *views)
 /* dw: sum over n and o. */
 static void compute_dw(const struct conv_geometry *g, const struct views *views) {
     /* OUTER of a filter is its output channel. */
-    const int64_t whole[] = {g->k, g->groups, g->c, g->w.size[0], g->w.size[1], g->w.size[2]};
+    const int64_t extents[] = {g->k, g->groups, g->c, g->w.size[0], g->w.size[1], g->w.size[2]};
     const int64_t inner[] = {g->n, g->y.size[0], g->y.size[1], g->y.size[2]};
     int64_t at[PLACE], in[4];
-    for (bool more = index_begin(at, PLACE, whole); more; more = index_next(at, PLACE, whole)) {
+    for (bool more = index_begin(at, PLACE, extents); more; more = index_next(at, PLACE, extents)) {
         struct sum sum = new_sum(g, views);
         for (bool images = index_begin(in, 4, inner); images; images = index_next(in, 4, inner)) {
             struct product p = {

@@ -173,7 +173,7 @@ static weftStatus_t decompose(const struct descriptor *descriptor, struct op_wri
     const bool is_left = op->left_bound != NULL;
     const int64_t row = op->x->dims.count - 2;
     const struct tensor *seq_len_q = op->seq_len_q, *seq_len_kv = op->seq_len_kv;
-    struct tensor *moved, *fixed, *keeps;
+    struct tensor *moved, *fixed, *is_inside;
     if (op->cu_seq_len_q)
         TRY(add_differences(w, op, op->cu_seq_len_q, &seq_len_q));
     if (op->cu_seq_len_kv)
@@ -189,15 +189,15 @@ static weftStatus_t decompose(const struct descriptor *descriptor, struct op_wri
     for (int i = 0; i < 3; i++)
         if (terms[i].tensor)
             TRY(add_indices(w, op, terms[i].mode, -1, moved, terms[i].tensor, &moved));
-    TRY(op_writer_add_tensor(w, &keeps, moved, WEFT_DATA_BYTE_BOOLEAN));
+    TRY(op_writer_add_tensor(w, &is_inside, moved, WEFT_DATA_BYTE_BOOLEAN));
     TRY(op_writer_add_pointwise(w, descriptor, (weftPointwiseMode_t)op->comparison_mode,
                                 index_type(op) == WEFT_DATA_FLOAT ? WEFT_DATA_FLOAT : WEFT_DATA_INT64, -1,
-                                (struct pointwise_operands){.x = moved, .b = fixed, .out = keeps}));
+                                (struct pointwise_operands){.x = moved, .b = fixed, .out = is_inside}));
     /* Selecting rounds nothing in a type that represents x and b. */
     weftDataType_t math = dtype_promote((weftDataType_t)op->x->type, (weftDataType_t)op->b->type);
     math = math == WEFT_DATA_DOUBLE ? WEFT_DATA_DOUBLE : dtype_is_float(math) ? WEFT_DATA_FLOAT : WEFT_DATA_INT64;
     return op_writer_add_pointwise(w, descriptor, WEFT_POINTWISE_BINARY_SELECT, math, -1,
-                                   (struct pointwise_operands){.x = op->x, .b = op->b, .t = keeps, .out = op->y});
+                                   (struct pointwise_operands){.x = op->x, .b = op->b, .t = is_inside, .out = op->y});
 }
 
 const struct op diagonal_band_mask_op = {

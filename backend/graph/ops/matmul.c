@@ -125,9 +125,9 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     dims.at[dims.count - 2] = dims.at[dims.count - 1] = 1;
     static const char *const keys[] = {"m_override", "n_override", "k_override"};
     const struct tensor *overrides[] = {op->m_override, op->n_override, op->k_override};
-    struct tensor whole = {.dims = dims};
+    struct tensor full = {.dims = dims};
     for (int i = 0; i < 3; i++) {
-        TRY(check_broadcasts(descriptor, keys[i], overrides[i], &whole));
+        TRY(check_broadcasts(descriptor, keys[i], overrides[i], &full));
         if (overrides[i] && !dtype_is_integer((weftDataType_t)overrides[i]->type))
             FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has data type %s. Use INT32 or INT64.", descriptor_label(descriptor),
                  keys[i], dtype_of((weftDataType_t)overrides[i]->type)->name);

@@ -59,10 +59,10 @@ struct offsets {
 /* The first row of an expert, or the end of the last one. check_offset_numbers has rejected offsets outside of 0 ..
    rows. */
 static int64_t first_row(const struct offsets *offsets, int64_t expert, int64_t rows) {
-    int64_t place = expert - (offsets->experts - offsets->at.dims[0]);
-    if (place < 0)
+    int64_t entry = expert - (offsets->experts - offsets->at.dims[0]);
+    if (entry < 0)
         return 0;
-    return expert < offsets->experts ? view_load_int(&offsets->at, (int64_t[]){place, 0, 0}) : rows;
+    return expert < offsets->experts ? view_load_int(&offsets->at, (int64_t[]){entry, 0, 0}) : rows;
 }
 
 /* Checks that the offsets in memory are ascending and within 0 .. rows. */
@@ -244,12 +244,12 @@ static int64_t source_of(const struct moe_op *op, const struct forward_views *v,
 
 /* Computes one row of the product: output[place] = token[source] * weight[expert]. */
 static void multiply_row(const struct forward_views *v, weftDataType_t math, int64_t source, int64_t expert,
-                         int64_t place) {
+                         int64_t row) {
     for (int64_t n = 0; n < v->output.dims[2]; n++) {
         struct sum sum = sum_of_products(math, &v->token, &v->weight);
         for (int64_t k = 0; k < v->token.dims[2]; k++)
             sum_add(&sum, &v->token, (int64_t[]){0, source, k}, &v->weight, (int64_t[]){expert, k, n});
-        sum_store(&sum, &v->output, (int64_t[]){0, place, n});
+        sum_store(&sum, &v->output, (int64_t[]){0, row, n});
     }
 }
 
@@ -271,9 +271,9 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     for (int64_t expert = 0; expert < offsets.experts; expert++) {
         int64_t until = first_row(&offsets, expert + 1, count);
         for (int64_t r = first_row(&offsets, expert, count); r < until; r++) {
-            int64_t source = source_of(op, &v, r), place = place_of(op, &v, r);
-            if (source >= 0 && place >= 0)
-                multiply_row(&v, moe_math(op), source, expert, place);
+            int64_t source = source_of(op, &v, r), row = place_of(op, &v, r);
+            if (source >= 0 && row >= 0)
+                multiply_row(&v, moe_math(op), source, expert, row);
         }
     }
 }

@@ -292,30 +292,29 @@ static weftStatus_t check_operands(const struct pointwise_op *op) {
 
 /* Computes the extents of the broadcast operands. Scalars may have any rank and do not influence the result, unless all
    operands are scalars: then the result has the dims of the first one. */
-static weftStatus_t broadcast(const struct pointwise_op *op, struct dims *whole) {
+static weftStatus_t broadcast(const struct pointwise_op *op, struct dims *dims) {
     struct pointwise_operands operands = pointwise_operands(op);
     const struct tensor *inputs[] = {operands.x, operands.b, operands.t};
-    *whole = (struct dims){0};
+    *dims = (struct dims){0};
     for (int k = 0; k < 3; k++)
         /* Start with the first operand of the largest rank. */
-        if (inputs[k] &&
-            (whole->count == 0 || (tensor_elements(inputs[k]) != 1 && inputs[k]->dims.count > whole->count)))
-            *whole = inputs[k]->dims;
+        if (inputs[k] && (dims->count == 0 || (tensor_elements(inputs[k]) != 1 && inputs[k]->dims.count > dims->count)))
+            *dims = inputs[k]->dims;
     /* Extents of 1 are replaced by those of the others. */
     for (int k = 0; k < 3; k++) {
         if (!inputs[k] || tensor_elements(inputs[k]) == 1)
             continue;
-        bool fits = inputs[k]->dims.count == whole->count;
-        for (int64_t i = 0; fits && i < whole->count; i++) {
+        bool fits = inputs[k]->dims.count == dims->count;
+        for (int64_t i = 0; fits && i < dims->count; i++) {
             int64_t extent = inputs[k]->dims.at[i];
-            if (whole->at[i] == 1)
-                whole->at[i] = extent;
-            fits = extent == 1 || extent == whole->at[i];
+            if (dims->at[i] == 1)
+                dims->at[i] = extent;
+            fits = extent == 1 || extent == dims->at[i];
         }
         if (!fits)
             FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
                  "%s: operands do not broadcast: %s with %s. Make ranks equal and each extent equal or 1.",
-                 descriptor_label(&op->base), numbers_text(whole->at, whole->count), tensor_dims_text(inputs[k]));
+                 descriptor_label(&op->base), numbers_text(dims->at, dims->count), tensor_dims_text(inputs[k]));
     }
     return WEFT_STATUS_SUCCESS;
 }
@@ -323,13 +322,13 @@ static weftStatus_t broadcast(const struct pointwise_op *op, struct dims *whole)
 /* The operand whose memory order the output gets: the first one of its size, preferably one that has an order. NULL if
    no operand has its size. */
 static const struct tensor *order_of(const struct pointwise_operands *operands, const struct tensor *out) {
-    const struct tensor *inputs[] = {operands->x, operands->b, operands->t}, *found = NULL;
+    const struct tensor *inputs[] = {operands->x, operands->b, operands->t}, *ordered = NULL;
     for (int k = 0; k < 3; k++) {
-        bool is_first = inputs[k] && (!found || (found->has_no_order && !inputs[k]->has_no_order));
+        bool is_first = inputs[k] && (!ordered || (ordered->has_no_order && !inputs[k]->has_no_order));
         if (is_first && tensor_same_dims(inputs[k], out))
-            found = inputs[k];
+            ordered = inputs[k];
     }
-    return found;
+    return ordered;
 }
 
 static void infer_strides(struct tensor *out, const struct pointwise_operands *operands) {
@@ -419,9 +418,9 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
     struct pointwise_operands operands = pointwise_operands(op);
     struct tensor *out = op->dx ? op->dx : op->y;
-    struct dims whole;
-    TRY(broadcast(op, &whole));
-    tensor_infer_dims(out, whole.count, whole.at);
+    struct dims dims;
+    TRY(broadcast(op, &dims));
+    tensor_infer_dims(out, dims.count, dims.at);
     infer_strides(out, &operands);
     /* Comparisons and logic return booleans for operands of any type. */
     bool boolean_math = dtype_is_boolean(pointwise_math(op));

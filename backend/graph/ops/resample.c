@@ -627,8 +627,8 @@ static double weigh(const struct resample_geometry *g, const struct image *image
             sum += tap.weight * load_tap(g, image, &tap);
     }
     /* A mean that excludes the padding divides by the number of taps inside. */
-    double whole = sum_of_weights(g, position);
-    return whole != 0 ? sum / whole : 0;
+    double sum_of_all = sum_of_weights(g, position);
+    return sum_of_all != 0 ? sum / sum_of_all : 0;
 }
 
 /* beta 0 does not read the output, which may be uninitialised. */
@@ -641,19 +641,19 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     const struct resample_op *op = (const struct resample_op *)descriptor;
     struct resample_geometry g = resample_geometry(descriptor);
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y), index = view_of(bindings, op->index);
-    const int64_t whole[] = {g.n, g.c, g.y.size[0], g.y.size[1], g.y.size[2]};
-    int64_t at[5], place[WEFT_DIM_MAX], where = 0;
+    const int64_t extents[] = {g.n, g.c, g.y.size[0], g.y.size[1], g.y.size[2]};
+    int64_t at[5], index_of_y[WEFT_DIM_MAX], where = 0;
     /* `at` is [n, c, output position]. */
-    for (bool more = index_begin(at, 5, whole); more; more = index_next(at, 5, whole)) {
+    for (bool more = index_begin(at, 5, extents); more; more = index_next(at, 5, extents)) {
         struct image image = {.view = &x, .n = at[0], .c = at[1]};
         double value =
             g.mode == WEFT_RESAMPLE_MAXPOOL ? find_maximum(&g, &image, at + 2, &where) : weigh(&g, &image, at + 2);
-        make_index(&g, at[0], at[1], at + 2, place);
+        make_index(&g, at[0], at[1], at + 2, index_of_y);
         if (y.data)
-            store(&g, &y, place, value);
+            store(&g, &y, index_of_y, value);
         if (index.data)
             /* If all taps are padding no position exists; 0 is stored because it is a valid index. */
-            view_store_int(&index, place, where < 0 ? 0 : where);
+            view_store_int(&index, index_of_y, where < 0 ? 0 : where);
     }
 }
 
@@ -686,13 +686,13 @@ static void return_maximum(const struct plane *plane, const int64_t *position, i
 /* Distributes dy over all taps by their weights. */
 static void return_weighted(const struct plane *plane, const int64_t *position, double dy) {
     const struct resample_geometry *g = plane->g;
-    double whole = sum_of_weights(g, position);
+    double sum_of_all = sum_of_weights(g, position);
     int64_t number[SPATIAL_MAX];
     for (bool more = index_begin(number, SPATIAL_MAX, g->taps); more; more = index_next(number, SPATIAL_MAX, g->taps)) {
         struct tap tap = find_tap(g, position, number);
         /* Taps in the padding have no element, so their gradient is dropped. */
         if (tap.inside && tap.weight != 0)
-            *plane_at(plane, tap.at) += tap.weight / whole * dy;
+            *plane_at(plane, tap.at) += tap.weight / sum_of_all * dy;
     }
 }
 

@@ -86,11 +86,11 @@ static int list_walks(struct walk *walks, const struct dims *dims, const struct 
 
 /* The layout of the same elements, in the same order, with other extents. */
 static bool reshape_layout(const struct dims *from, const struct placement *known, const struct dims *to,
-                           struct placement *found) {
+                           struct placement *layout) {
     struct walk walks[WEFT_DIM_MAX];
     int count = list_walks(walks, from, &known->strides), at = 0;
     int64_t step = 1;
-    *found = (struct placement){.strides.count = to->count, .offset = known->offset};
+    *layout = (struct placement){.strides.count = to->count, .offset = known->offset};
     for (int64_t i = to->count; i-- > 0; step *= to->at[i]) {
         /* Finds the walk in which a logical distance of `step` moves to an adjacent element. */
         while (at < count - 1 && step >= walks[at].step * walks[at].count)
@@ -101,7 +101,7 @@ static bool reshape_layout(const struct dims *from, const struct placement *know
         /* A dimension that begins within a step of the walk, or extends past its end, has no single stride. */
         if (to->at[i] > 1 && (!fits || first * to->at[i] > walk->count))
             return false;
-        found->strides.at[i] = count ? first * walk->stride : 1;
+        layout->strides.at[i] = count ? first * walk->stride : 1;
     }
     return true;
 }
@@ -110,12 +110,12 @@ static bool reshape_layout(const struct dims *from, const struct placement *know
    of the graph are row-major, in which packed tensors keep the order of their elements in either mode. */
 static void infer_strides(struct reshape_op *op) {
     struct tensor like = {.dims = op->y->dims, .is_turned = op->x->is_turned};
-    struct placement found;
+    struct placement layout;
     bool follows = op->y->is_virtual && op->mode == WEFT_RESHAPE_LOGICAL && op->x->vector_count == 1 &&
                    !op->x->has_no_order && tensor_elements(op->x) == tensor_elements(op->y) &&
-                   reshape_layout(&op->x->dims, &(struct placement){.strides = op->x->strides}, &op->y->dims, &found);
+                   reshape_layout(&op->x->dims, &(struct placement){.strides = op->x->strides}, &op->y->dims, &layout);
     if (follows)
-        like.strides = found.strides;
+        like.strides = layout.strides;
     op->y->has_no_order = op->x->has_no_order && op->y->strides.count == 0;
     tensor_infer_strides(op->y, follows ? &like : NULL);
 }

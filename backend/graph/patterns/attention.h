@@ -15,7 +15,7 @@ enum { PATTERN_NODES_MAX = 64 };
 struct pattern_view {
     const struct tensor *tensor;
     struct dims dims, strides;
-    const struct dims *whole; /* dims of the product that reads or computes the tensor */
+    const struct dims *product_dims; /* dims of the product that reads or computes the tensor */
 };
 
 /* A node of the pattern. The score modifier consists of the nodes with `modifies`, its backward pass of those with

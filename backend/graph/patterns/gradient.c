@@ -455,7 +455,7 @@ static weftStatus_t find_stored_o(struct gradient *g) {
         return s->given_stats
                    ? pattern_decline_tensor(g->sums, "needs o as an input, because the statistics are inputs")
                    : WEFT_STATUS_SUCCESS;
-    s->o = (struct pattern_view){g->o, g->o->dims, g->o->strides, s->d_o.whole};
+    s->o = (struct pattern_view){g->o, g->o->dims, g->o->strides, s->d_o.product_dims};
     double factor;
     const struct tensor *sums = skip_factor(s, pattern_skip_view(s, g->sums), &factor);
     return pattern_look_through(s, &s->o, pattern_producer(s, sums), NULL);

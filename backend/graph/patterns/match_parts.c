@@ -495,7 +495,7 @@ static weftStatus_t follow_copies(struct attention_pattern *s, struct pattern_vi
     if (!*is_found)
         return WEFT_STATUS_SUCCESS;
     TRY(pattern_check_math(s, &op->base, reduction_math(op)));
-    *view = (struct pattern_view){joined->y, joined->y->dims, joined->y->strides, view->whole};
+    *view = (struct pattern_view){joined->y, joined->y->dims, joined->y->strides, view->product_dims};
     TRY(pattern_add(s, node));
     TRY(pattern_add(s, sum));
     return pattern_add(s, last);

@@ -32,36 +32,36 @@ static weftStatus_t decline(const struct tensor *tensor, const char *reason) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s %s", descriptor_label(&tensor->base), reason);
 }
 
-/* Joins the dimensions of heads, starting at `first`; `whole` has the extents of the scores. If the tensor lacks
+/* Joins the dimensions of heads, starting at `first`; `full` has the extents of the scores. If the tensor lacks
    trailing head dimensions of the scores, groups of heads share its elements. */
-static bool join_heads(int64_t *extent, int64_t *stride, const struct pattern_view *view, const struct dims *whole,
+static bool join_heads(int64_t *extent, int64_t *stride, const struct pattern_view *view, const struct dims *full,
                        int64_t first) {
     *extent = 1;
     *stride = 0;
     /* Starts with the last dimension. Each dimension must extend those that are joined already, so that one stride
        covers all of them. */
-    for (int64_t i = whole->count - 2; i-- > first;) {
-        int64_t own = view->dims.at[i];
+    for (int64_t i = full->count - 2; i-- > first;) {
+        int64_t extent_here = view->dims.at[i];
         /* The stride of a dimension of extent 1 does not matter. */
-        if (whole->at[i] == 1 || (own == 1 && *extent == 1))
+        if (full->at[i] == 1 || (extent_here == 1 && *extent == 1))
             continue;
         /* From the innermost dimension outwards: the stride must be the total size of the inner ones. */
         bool follows = *extent == 1 || view->strides.at[i] == *stride * *extent;
         /* Fewer heads than the scores have: adjacent heads share one, which is attention's rule, too. */
-        bool shares = own != whole->at[i] && *extent == 1 && own > 1 && whole->at[i] % own == 0;
-        if (!follows || (own != whole->at[i] && !shares))
+        bool shares = extent_here != full->at[i] && *extent == 1 && extent_here > 1 && full->at[i] % extent_here == 0;
+        if (!follows || (extent_here != full->at[i] && !shares))
             return false;
         *stride = *extent == 1 ? view->strides.at[i] : *stride;
-        *extent *= own;
+        *extent *= extent_here;
     }
     return true;
 }
 
 /* Number of heads of the scores: the product of all dimensions between `first` and the rows. */
-static int64_t head_count(const struct dims *whole, int64_t first) {
+static int64_t head_count(const struct dims *full, int64_t first) {
     int64_t heads = 1;
-    for (int64_t i = first; i < whole->count - 2; i++)
-        heads *= whole->at[i];
+    for (int64_t i = first; i < full->count - 2; i++)
+        heads *= full->at[i];
     return heads;
 }
 
@@ -85,9 +85,9 @@ static bool split_batches(struct dims *dims, struct dims *strides, int64_t batch
    cannot be described by four strides. */
 static weftStatus_t fold(struct dims *dims, struct dims *strides, const struct pattern_view *view,
                          const struct dims *scores) {
-    const struct dims *whole = view->whole;
+    const struct dims *full = view->product_dims;
     /* Four or more dimensions begin with the batch; three begin with heads, or batch times heads; two have neither. */
-    int64_t rank = whole->count, first = rank >= 4 ? 1 : 0, batches = scores->count >= 4 ? scores->at[0] : 1;
+    int64_t rank = full->count, first = rank >= 4 ? 1 : 0, batches = scores->count >= 4 ? scores->at[0] : 1;
     *dims = *strides = (struct dims){.count = 4, .at = {1, 1, 1, 1}};
     if (view->dims.count != rank || rank < 2)
         return decline(view->tensor, "has a different rank than the scores");
@@ -95,7 +95,7 @@ static weftStatus_t fold(struct dims *dims, struct dims *strides, const struct p
         dims->at[BATCH] = view->dims.at[0];
         strides->at[BATCH] = view->strides.at[0];
     }
-    if (!join_heads(&dims->at[HEAD], &strides->at[HEAD], view, whole, first))
+    if (!join_heads(&dims->at[HEAD], &strides->at[HEAD], view, full, first))
         return decline(view->tensor, "cannot be viewed as one dimension of heads");
     /* Rows and columns are always the last two dimensions. */
     for (int i = 0; i < 2; i++) {
@@ -153,8 +153,8 @@ static weftStatus_t add_like_scores(struct writer *w, struct tensor **result, co
    and values may have fewer. */
 static weftStatus_t add_factor(struct writer *w, struct tensor **result, const struct pattern_view *view,
                                bool has_heads) {
-    const struct dims *whole = &w->s->scores->dims;
-    const int64_t first = whole->count >= 4, extents[] = {first ? whole->at[0] : 1, head_count(whole, first)};
+    const struct dims *scores = &w->s->scores->dims;
+    const int64_t first = scores->count >= 4, extents[] = {first ? scores->at[0] : 1, head_count(scores, first)};
     TRY(add_view(w, result, view));
     for (int i = BATCH; i <= (has_heads ? HEAD : BATCH); i++)
         if ((*result)->dims.at[i] == 1 && extents[i] != 1) {
@@ -424,9 +424,9 @@ static weftStatus_t write_modifier(struct score_modifier *m, struct writer *w) {
 
 /* Completes the modifier of one of the two operations. It contains the operations of the backward pass unless the
    gradient is derived. */
-static weftStatus_t finish_modifier(struct score_modifier *m, const struct score_modifier *whole, struct writer *w,
+static weftStatus_t finish_modifier(struct score_modifier *m, const struct score_modifier *complete, struct writer *w,
                                     bool is_gradient) {
-    *m = *whole;
+    *m = *complete;
     if (!is_gradient && m->output == m->input)
         m->graph = NULL;
     if (!m->graph)

@@ -348,9 +348,9 @@ static const struct tensor *peel(struct attention_pattern *s, const struct point
    the modifier. */
 static void peel_masks(struct attention_pattern *s) {
     s->modified = s->scores;
-    /* `whole` is the state before all steps, `kept` that before one step: a failing step leaves the previous ones
+    /* `original` is the state before all steps, `kept` that before one step: a failing step leaves the previous ones
        peeled. */
-    const struct attention_pattern whole = *s;
+    const struct attention_pattern original = *s;
     for (int node; s->modified != s->product; s->nodes[pattern_index(s, node)].modifies = false) {
         const struct attention_pattern on_chip = *s;
         node = pattern_producer(s, s->modified);
@@ -364,7 +364,7 @@ static void peel_masks(struct attention_pattern *s) {
         s->modified = source;
     }
     if (s->hides_by_number && (s->modified != s->product || s->bias)) /* these may be as low as the number that hides */
-        *s = whole;
+        *s = original;
 }
 
 /* Marks the operations of the modifier that its result depends on. Indices of a mask that became a bound, for example,

@@ -40,16 +40,16 @@ static weftStatus_t cover_nodes(struct partitioning *p);
    (region_extract) and are not served. */
 static weftStatus_t cover_separately(struct partitioning *separate, const struct partitioning *p,
                                      const struct part *part, double *seconds) {
-    struct region whole;
+    struct region subgraph;
     const int *outer;
-    TRY(region_extract(&whole, &outer, &part->region, separate->arena));
-    separate->graph = whole.graph;
+    TRY(region_extract(&subgraph, &outer, &part->region, separate->arena));
+    separate->graph = subgraph.graph;
     TRY(allocate_lists(separate));
-    for (int n = 0; n < whole.graph->node_count; n++)
-        separate->owner[n] = n < whole.count ? p->owner[part->region.nodes[n]] : NOT_NEEDED;
+    for (int n = 0; n < subgraph.graph->node_count; n++)
+        separate->owner[n] = n < subgraph.count ? p->owner[part->region.nodes[n]] : NOT_NEEDED;
     TRY(cover_nodes(separate));
     *seconds = 0;
-    for (int n = 0; n < whole.count; n++)
+    for (int n = 0; n < subgraph.count; n++)
         *seconds = separate->owner[n] == UNASSIGNED ? INFINITY : *seconds;
     for (int i = 0; i < separate->part_count; i++)
         *seconds += separate->parts[i].seconds;

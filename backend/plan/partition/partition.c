@@ -54,17 +54,17 @@ static weftStatus_t attempt_without_views(struct attempt *best, const struct par
     const struct view_choices choices = {.is_apart = is_apart, .may_gather = may_gather};
     /* The budget counts nodes, because the time of an attempt is proportional to them. */
     for (int v = 0; v < graph->value_count && *budget >= nodes; v++) {
-        int whole = best->views.memory[v];
+        int memory = best->views.memory[v];
         double before = best->seconds;
         struct attempt other;
         struct views views;
-        if ((whole == v && !best->views.graph->values[v].tensor->is_gathered) || is_tried[whole])
+        if ((memory == v && !best->views.graph->values[v].tensor->is_gathered) || is_tried[memory])
             continue;
-        is_tried[whole] = is_apart[whole] = true;
+        is_tried[memory] = is_apart[memory] = true;
         *budget -= nodes;
         TRY(views_find(&views, graph, &choices, like->arena));
         update_best(best, attempt_cover(&other, like, &views), &other);
-        is_apart[whole] = best->seconds < before;
+        is_apart[memory] = best->seconds < before;
     }
     return WEFT_STATUS_SUCCESS;
 }

@@ -126,27 +126,27 @@ static cudnnStatus_t grow(cudnnHandle_t handle, struct scratch *scratch, size_t 
 
 cudnnStatus_t handle_scratch(cudnnHandle_t handle, size_t bytes, void **memory) {
     cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
-    struct scratch *found = NULL;
+    struct scratch *scratch = NULL;
     *memory = NULL;
     if (!bytes)
         return CUDNN_STATUS_SUCCESS;
     pthread_mutex_lock(&handle->lock);
     for (int i = 0; i < handle->scratch_count; i++)
         if (handle->scratch[i].stream == handle->stream)
-            found = &handle->scratch[i];
-    if (!found && handle->scratch_count < SCRATCH_MAX) {
-        found = &handle->scratch[handle->scratch_count++];
-        *found = (struct scratch){.stream = handle->stream};
+            scratch = &handle->scratch[i];
+    if (!scratch && handle->scratch_count < SCRATCH_MAX) {
+        scratch = &handle->scratch[handle->scratch_count++];
+        *scratch = (struct scratch){.stream = handle->stream};
     }
-    if (!found)
+    if (!scratch)
         status = fail_with(CUDNN_STATUS_NOT_SUPPORTED,
                            "the handle has scratch memory for %d streams already. Use another handle for this stream, "
                            "or pass a workspace.",
                            SCRATCH_MAX);
-    else if (found->bytes < bytes)
-        status = grow(handle, found, bytes);
+    else if (scratch->bytes < bytes)
+        status = grow(handle, scratch, bytes);
     if (!status)
-        *memory = found->memory;
+        *memory = scratch->memory;
     pthread_mutex_unlock(&handle->lock);
     return status;
 }

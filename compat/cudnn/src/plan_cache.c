@@ -126,18 +126,18 @@ cudnnStatus_t plan_get(cudnnHandle_t handle, const void *key, size_t key_bytes, 
     cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
     struct cached_plan **bucket = &handle->plans[hash % PLAN_BUCKETS];
     pthread_mutex_lock(&handle->lock);
-    struct cached_plan *found = *bucket;
-    while (found && (found->hash != hash || found->key_bytes != key_bytes || memcmp(found->key, key, key_bytes)))
-        found = found->next;
-    if (!found) {
-        status = create_plan(handle, key, key_bytes, is_exact, graph, &found);
-        if (found) {
-            found->hash = hash, found->next = *bucket;
-            *bucket = found;
+    struct cached_plan *cached = *bucket;
+    while (cached && (cached->hash != hash || cached->key_bytes != key_bytes || memcmp(cached->key, key, key_bytes)))
+        cached = cached->next;
+    if (!cached) {
+        status = create_plan(handle, key, key_bytes, is_exact, graph, &cached);
+        if (cached) {
+            cached->hash = hash, cached->next = *bucket;
+            *bucket = cached;
         }
     }
     pthread_mutex_unlock(&handle->lock);
-    *plan = found;
+    *plan = cached;
     return status;
 }
 

@@ -119,8 +119,8 @@ class Attention(Operations):
         values = {key: self._array(where, key, value) for key, value in bound.items() if value is not None}
         log2_stats = values.pop("stats_use_log2", False)
         prepared, compute = self._in_wefts_form(where, dict(values)), weft_type(compute)
-        is_spelled = method in ("sdpa", "sdpa_backward") and self._drops_by_numbers(prepared)
-        call = self._call_dropped if is_spelled else self._call
+        uses_bias = method in ("sdpa", "sdpa_backward") and self._drops_by_numbers(prepared)
+        call = self._call_dropped if uses_bias else self._call
         results = call(method, where, prepared, compute, name)
         operation = next(o for o in reversed(self._operations) if o.kind.startswith("sdpa"))
         results = self._to_base_2(results) if log2_stats and results[1] is not None else results

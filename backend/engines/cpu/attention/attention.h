@@ -49,9 +49,9 @@ struct buffers {
     int64_t bytes;
 };
 static inline void *buffers_alloc(struct buffers *buffers, int64_t bytes) {
-    void *found = buffers->block ? buffers->block + buffers->bytes : NULL;
+    void *memory = buffers->block ? buffers->block + buffers->bytes : NULL;
     buffers->bytes += (bytes + LINE - 1) / LINE * LINE;
-    return found;
+    return memory;
 }
 static inline float *buffers_floats(struct buffers *buffers, int64_t count) {
     return buffers_alloc(buffers, count * (int64_t)sizeof(float));
@@ -60,8 +60,8 @@ static inline float *buffers_floats(struct buffers *buffers, int64_t count) {
 /* Row pitch in floats of a buffer with rows of `count` numbers, which kernels read in whole blocks. Never a power of
    two, because rows would then map to the same cache sets. */
 static inline int64_t padded_row(int64_t count) {
-    int64_t whole = (count + PANEL - 1) / PANEL * PANEL;
-    return whole % 256 == 0 ? whole + 16 : whole;
+    int64_t padded = (count + PANEL - 1) / PANEL * PANEL;
+    return padded % 256 == 0 ? padded + 16 : padded;
 }
 
 /* Number of rows that a kernel computes if there are `count`. */

@@ -46,8 +46,8 @@ struct rows rows_of(const struct bindings *bindings, const struct tensor *tensor
 static int64_t row_offset(const struct rows *rows, int64_t row) {
     if (!rows->table.data)
         return rows->first + row * rows->stride;
-    int64_t place = rows->table_first + row / rows->page_rows * rows->table_step;
-    int64_t page = dtype_load_i64(rows->table.type, rows->table.data, place);
+    int64_t entry = rows->table_first + row / rows->page_rows * rows->table_step;
+    int64_t page = dtype_load_i64(rows->table.type, rows->table.data, entry);
     return rows->first + page * rows->page_stride + row % rows->page_rows * rows->stride;
 }
 

@@ -185,16 +185,16 @@ void modifier_carry(const struct scores *scores, const struct panel *panel, int6
                               .gradients = room + values,
                               .scratch = room + 2 * values};
     memcpy(carrier.values + m->input * TILE, products, (size_t)carrier.count * sizeof *products);
-    const float *found;
+    const float *gradients;
     if (m->gradient_input >= 0) {
         memcpy(carrier.values + m->gradient_input * TILE, ds, (size_t)carrier.count * sizeof *ds);
         evaluate_all(&carrier, m->gradient_output);
-        found = carrier.values + m->gradient_output * TILE;
+        gradients = carrier.values + m->gradient_output * TILE;
     } else {
-        found = derive(&carrier, ds);
+        gradients = derive(&carrier, ds);
     }
     for (int64_t i = 0; i < carrier.count; i++)
-        ds[i] = weights[i] == 0 ? 0 : found[i];
+        ds[i] = weights[i] == 0 ? 0 : gradients[i];
 }
 
 int64_t modifier_floats(const struct score_modifier *modifier) {

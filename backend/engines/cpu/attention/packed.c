@@ -15,15 +15,15 @@ typedef const uint16_t half __attribute__((may_alias, aligned(1)));
 
 void packed_rows(const struct rows *rows, int64_t row, int64_t count, int64_t depth, uint32_t *to) {
     const int64_t lines = packed_size(depth) / PACKED, panel = lines * PACKED * LINE_WORDS;
-    const int64_t whole = depth / PACKED, rest = depth % PACKED;
+    const int64_t full = depth / PACKED, rest = depth % PACKED;
     for (int64_t i = 0; i < packed_size(count); i++) {
         uint32_t *line = to + i / PACKED * panel + i % PACKED * LINE_WORDS;
         half *from = i < count ? rows_at(rows, row + i) : NULL;
         for (int64_t j = 0; j < lines; j++, line += PACKED * LINE_WORDS) {
-            if (!from || j == whole)
+            if (!from || j == full)
                 memset(line, 0, PACKED * sizeof *from);
             if (from)
-                memcpy(line, from + j * PACKED, (size_t)(j < whole ? PACKED : rest) * sizeof *from);
+                memcpy(line, from + j * PACKED, (size_t)(j < full ? PACKED : rest) * sizeof *from);
         }
     }
 }

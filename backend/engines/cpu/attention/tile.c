@@ -54,14 +54,14 @@ WIDE void tile_multiply(float *numbers, int64_t keys, const float *by) {
 
 /* Finds the maximum of each column, including the previous maximum. */
 WIDE static void find_largest(const float *scores, int64_t keys, float *largest) {
-    float found[PANEL];
-    memcpy(found, largest, sizeof found);
+    float maxima[PANEL];
+    memcpy(maxima, largest, sizeof maxima);
     for (int64_t k = 0; k < keys; k++, scores += PANEL) {
         INDEPENDENT
         for (int c = 0; c < PANEL; c++)
-            found[c] = scores[c] > found[c] ? scores[c] : found[c];
+            maxima[c] = scores[c] > maxima[c] ? scores[c] : maxima[c];
     }
-    memcpy(largest, found, sizeof found);
+    memcpy(largest, maxima, sizeof maxima);
 }
 
 /* e^x for x <= 0, with a relative error of |x| 2^-24 plus 1.2 ulps: e^0 is exactly 1, and results with larger errors

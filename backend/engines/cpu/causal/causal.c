@@ -276,12 +276,12 @@ static void run_tile(const struct job *job, struct position at, int64_t begin, c
     float x[TILE], ds[TILE], sums[TILE];
     int64_t count = min64(c->length, c->steps - begin), around = c->taps - 1, lanes = at.lanes;
     /* ds is also needed for the existing steps after the tile; load() fills the others with 0. */
-    int64_t there = min64(count + around, c->steps - begin);
+    int64_t padded_count = min64(count + around, c->steps - begin);
     load(job, c->x, c->op->x, at, begin - around, count + 2 * around, x);
     load(job, c->dy, c->op->dy, at, begin, count + around, ds);
     if (c->is_silu) {
-        compute_sums(sums, x, f, c->taps, there, lanes);
-        loop_f32(WEFT_POINTWISE_SWISH_BWD)(there * lanes, ds, sums, ds, sums, &silu);
+        compute_sums(sums, x, f, c->taps, padded_count, lanes);
+        loop_f32(WEFT_POINTWISE_SWISH_BWD)(padded_count * lanes, ds, sums, ds, sums, &silu);
     }
     add_totals(totals, ds, x, c->taps, count, lanes);
     if (c->dx < 0 || !job->values[c->dx])

@@ -48,9 +48,9 @@ FASTMATH float fast_power_of_two(uint32_t low_bits) { return fast_of_bits(low_bi
 /* Returns e^r - 1, where x = n ln 2 + r with |r| <= 0.35. shifted: n + fast_shift(bias), as rounded by x *
    1.44269504f. */
 FASTMATH float fast_reduced_expm1(float x, float shifted, int bias) {
-    float whole = shifted - fast_shift(bias);
+    float exponent = shifted - fast_shift(bias);
     /* ln 2 in two parts; multiplication by the first is exact. */
-    float r = (x - whole * 0x1.62ep-1f) - whole * 0x1.0bfbe8p-15f;
+    float r = (x - exponent * 0x1.62ep-1f) - exponent * 0x1.0bfbe8p-15f;
     float p = 0.00139465975f; /* (e^r - 1 - r) / r^2 */
     p = p * r + 0.00836669933f;
     p = p * r + 0.0416662842f;
@@ -188,7 +188,7 @@ FASTMATH float fast_log(float x) {
     uint32_t bits = fast_bits(scaled) - 0x3f3504f3;
     int32_t n = (int32_t)bits >> 23;
     float f = fast_of_bits((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
-    float whole = (float)(n - 24 * is_small);
+    float exponent = (float)(n - 24 * is_small);
     float p = -0.0790811926f; /* (log(1 + f) - f + f^2 / 2) / f^3 */
     p = p * f + 0.12856704f;
     p = p * f + -0.130985081f;
@@ -197,8 +197,8 @@ FASTMATH float fast_log(float x) {
     p = p * f + 0.200021982f;
     p = p * f + -0.250006884f;
     p = p * f + 0.333333194f;
-    float tail = f * f * (f * p - 0.5f) + whole * 0x1.0bfbe8p-15f;
-    float result = whole * 0x1.62ep-1f + (f + tail);
+    float tail = f * f * (f * p - 0.5f) + exponent * 0x1.0bfbe8p-15f;
+    float result = exponent * 0x1.62ep-1f + (f + tail);
     result = fast_pick(x == INFINITY, x, result);
     result = fast_pick(x == 0.0f, -INFINITY, result);
     return fast_pick(!(x >= 0.0f), fast_pick(x != x, x, NAN), result);

@@ -115,12 +115,12 @@ static bool joins_columns(const struct rows_columns *walk, const struct program 
 
 void rows_columns_plan_split(struct rows_columns *walk, const struct program *program, const struct axis *axes,
                              int count, int columns) {
-    struct axis kept[ROWS_COLUMNS_AXES];
+    struct axis joined[ROWS_COLUMNS_AXES];
     int rows = count - columns, outer = columns - 1;
     for (int i = 0; i < rows; i++)
-        kept[i] = axes[i];
-    kept[rows] = axes[count - 1];
-    rows_columns_plan(walk, program, kept, rows + 1, false);
+        joined[i] = axes[i];
+    joined[rows] = axes[count - 1];
+    rows_columns_plan(walk, program, joined, rows + 1, false);
     for (; outer > 0 && joins_columns(walk, program, &axes[rows + outer - 1]); outer--)
         walk->extents[walk->rank - 1] *= axes[rows + outer - 1].extent;
     walk->outer_count = outer;

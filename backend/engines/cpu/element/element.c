@@ -35,18 +35,18 @@ static const struct {
              {&reshape_op, element_move},   {&concat_op, element_concat}};
 
 /* The only node that is not pointwise; its inputs must not come from the region. */
-static weftStatus_t find_node(const struct region *region, const struct node **found) {
-    *found = NULL;
+static weftStatus_t find_node(const struct region *region, const struct node **out) {
+    *out = NULL;
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
         if (node_is_pointwise(node))
             continue;
-        if (*found)
+        if (*out)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                  "%s: only one operation followed by pointwise ones is supported", descriptor_label(node->op));
-        *found = node;
+        *out = node;
     }
-    if (!*found)
+    if (!*out)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the region has no operation for pointwise ones to follow",
              descriptor_label(region_node(region, 0)->op));
     return WEFT_STATUS_SUCCESS;

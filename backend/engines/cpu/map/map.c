@@ -29,18 +29,18 @@ struct map {
 
 /* The result that determines dims and memory order: the first that leaves the region, or else the last one computed. */
 static const struct tensor *leading_output(const struct region *region) {
-    const struct tensor *found = NULL;
+    const struct tensor *leading = NULL;
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
         for (int k = 0; k < node->operand_count; k++) {
             bool is_exported = node->is_output[k] && region_exports(region, node->operands[k]);
-            if (node->is_output[k] && (!found || is_exported))
-                found = region->graph->values[node->operands[k]].tensor;
+            if (node->is_output[k] && (!leading || is_exported))
+                leading = region->graph->values[node->operands[k]].tensor;
             if (is_exported)
-                return found;
+                return leading;
         }
     }
-    return found;
+    return leading;
 }
 
 /* All values of the region have the leading output's dims or broadcast to them. */

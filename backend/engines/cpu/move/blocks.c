@@ -363,20 +363,20 @@ static struct range find_range(const void *memory, int64_t stride, int64_t lengt
     return (struct range){first, min64(start + strip + head, length) - first, fewer, 0};
 }
 
-void transpose(const struct plane *whole, bool is_rows, int64_t start, int64_t strip) {
-    int bytes = whole->bytes;
-    bool has_lines = has_whole_lines(bytes), wraps = has_lines && (whole->rows | whole->columns) * bytes % LINE == 0;
-    struct range across = find_range(whole->from, whole->from_stride, whole->rows, bytes, wraps, !has_lines,
-                                     is_rows ? start : 0, is_rows ? strip : whole->rows);
-    struct range along = find_range(whole->to, whole->to_stride, whole->columns, bytes, wraps, true,
-                                    is_rows ? 0 : start, is_rows ? whole->columns : strip);
+void transpose(const struct plane *plane, bool is_rows, int64_t start, int64_t strip) {
+    int bytes = plane->bytes;
+    bool has_lines = has_whole_lines(bytes), wraps = has_lines && (plane->rows | plane->columns) * bytes % LINE == 0;
+    struct range across = find_range(plane->from, plane->from_stride, plane->rows, bytes, wraps, !has_lines,
+                                     is_rows ? start : 0, is_rows ? strip : plane->rows);
+    struct range along = find_range(plane->to, plane->to_stride, plane->columns, bytes, wraps, true,
+                                    is_rows ? 0 : start, is_rows ? plane->columns : strip);
     bool is_narrow = min64(across.count, along.count) * bytes < LINE, has_square = has_lines && !is_narrow;
-    struct plane part = *whole;
-    part.to = address_to(whole, across.first, along.first), part.from = address_from(whole, across.first, along.first);
+    struct plane part = *plane;
+    part.to = address_to(plane, across.first, along.first), part.from = address_from(plane, across.first, along.first);
     part.rows = across.count, part.columns = along.count;
-    if (whole->next_to) {
-        part.next_to = whole->next_to + (part.to - whole->to);
-        part.next_from = whole->next_from + (part.from - whole->from);
+    if (plane->next_to) {
+        part.next_to = plane->next_to + (part.to - plane->to);
+        part.next_from = plane->next_from + (part.from - plane->from);
     }
     /* Bytes per row that a block reads and writes; a buffer holds one line of each row that is read. */
     int read = has_square ? block_lines(bytes) * LINE : is_narrow ? NARROW_BYTES : LINE;
@@ -389,8 +389,8 @@ void transpose(const struct plane *whole, bool is_rows, int64_t start, int64_t s
                           .from_stride = part.from_stride,
                           .next_rows = (int)i_end,
                           .next_columns = (int)j_end,
-                          .ring_rows = whole->rows,
-                          .ring_columns = whole->columns,
+                          .ring_rows = plane->rows,
+                          .ring_columns = plane->columns,
                           .is_large = part.is_large};
     int64_t i, j = 0;
     for (bool is_last = i_end <= 0 || j_end <= 0; !is_last;) {

@@ -76,9 +76,9 @@ static void reverse(struct modes *modes) {
     for (int i = 0; i < modes->rank / 2; i++) {
         int64_t *arrays[] = {modes->extents, modes->from, modes->to};
         for (int k = 0; k < 3; k++) {
-            int64_t kept = arrays[k][i];
+            int64_t swapped = arrays[k][i];
             arrays[k][i] = arrays[k][modes->rank - 1 - i];
-            arrays[k][modes->rank - 1 - i] = kept;
+            arrays[k][modes->rank - 1 - i] = swapped;
         }
     }
 }
@@ -115,9 +115,9 @@ static void order_modes(struct modes *modes) {
         for (int at = i; at > 0 && modes->to[at - 1] < modes->to[at]; at--) {
             int64_t *arrays[] = {modes->extents, modes->from, modes->to};
             for (int k = 0; k < 3; k++) {
-                int64_t kept = arrays[k][at];
+                int64_t swapped = arrays[k][at];
                 arrays[k][at] = arrays[k][at - 1];
-                arrays[k][at - 1] = kept;
+                arrays[k][at - 1] = swapped;
             }
         }
     for (int i = 0; i < modes->rank; i++) {
@@ -337,7 +337,7 @@ static bool join(struct copy *copies, int count) {
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     (void)device, (void)knobs;
-    static const char *const ways[] = {"runs", "transposed blocks", "few planes", "single elements"};
+    static const char *const methods[] = {"runs", "transposed blocks", "few planes", "single elements"};
     struct copy copies[PARTS_MAX];
     struct move *move;
     int count;
@@ -356,7 +356,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = move;
     return count == 0 ? arena_print(arena, &step->detail, "no elements")
                       : arena_print(arena, &step->detail, "%d %s by %s of %d bytes", count,
-                                    count == 1 ? "copy" : "copies", ways[copies[0].copy_kind], copies[0].bytes);
+                                    count == 1 ? "copy" : "copies", methods[copies[0].copy_kind], copies[0].bytes);
 }
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */

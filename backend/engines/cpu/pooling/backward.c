@@ -152,7 +152,7 @@ SCATTER(int32_t)
 /* Scatters lanes of a row, starting at lanes->at[2]. dy_at, index_at: offsets of the first lane. */
 static void scatter_lanes(const struct box *box, const struct pooling_lanes *lanes, const struct scatter *s,
                           int64_t dy_at, int64_t index_at) {
-    int32_t found[POOLING_LANES];
+    int32_t positions[POOLING_LANES];
     float converted[POOLING_LANES], best[POOLING_LANES];
     const float *dy = (const float *)box->dy.data + dy_at;
     if (box->dy.type != WEFT_DATA_FLOAT) {
@@ -160,8 +160,8 @@ static void scatter_lanes(const struct box *box, const struct pooling_lanes *lan
         dy = converted;
     }
     if (!box->index.data) {
-        pooling_maximum(box->w, &box->saved, lanes, best, found);
-        scatter_int32_t(s, dy, found);
+        pooling_maximum(box->w, &box->saved, lanes, best, positions);
+        scatter_int32_t(s, dy, positions);
     } else if (box->index.type == WEFT_DATA_INT8) {
         scatter_int8_t(s, dy, (const int8_t *)box->index.data + index_at);
     } else {

@@ -363,24 +363,24 @@ int64_t pooling_channels_workspace_bytes(const struct pooling *w) {
 void pooling_channels_find_task(void *context, int64_t task) {
     const struct pooling_job *job = context;
     const struct pooling *w = job->pooling;
-    const struct resample_operand found = recomputed_index(w);
+    const struct resample_operand positions = recomputed_index(w);
     struct batch b = {.w = w, .direction = &w->forward, .kernels = sweep_kernels(0), .finds_maximum = w->is_max};
     b.source = pooling_side_of(&w->g.saved, job->values[w->saved]);
     b.result = (struct pooling_side){WEFT_DATA_FLOAT, NULL, &w->g.y};
-    b.index = (struct pooling_side){WEFT_DATA_INT32, job->workspace, &found};
+    b.index = (struct pooling_side){WEFT_DATA_INT32, job->workspace, &positions};
     run_rows(&b, w->g.y.size, task);
 }
 
 void pooling_channels_backward_task(void *context, int64_t task) {
     const struct pooling_job *job = context;
     const struct pooling *w = job->pooling;
-    const struct resample_operand found = recomputed_index(w);
+    const struct resample_operand positions = recomputed_index(w);
     struct batch b = {.w = w, .direction = &w->gradient, .kernels = sweep_kernels(0)};
     b.source = pooling_side_of(&w->g.y, job->values[w->y]);
     b.result = pooling_side_of(&w->g.x, job->values[w->x]);
     if (w->index >= 0)
         b.index = pooling_side_of(&w->g.index, job->values[w->index]);
     else if (w->is_max)
-        b.index = (struct pooling_side){WEFT_DATA_INT32, job->workspace, &found};
+        b.index = (struct pooling_side){WEFT_DATA_INT32, job->workspace, &positions};
     run_rows(&b, w->g.x.size, task);
 }

@@ -7,11 +7,12 @@
 
 static void store_where(const struct pooling_side *index, int64_t offset, const int32_t *where, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
-        int32_t found = where[i] < 0 ? 0 : where[i]; /* 0 is a valid position, for windows that contain only padding */
+        int32_t position =
+            where[i] < 0 ? 0 : where[i]; /* 0 is a valid position, for windows that contain only padding */
         if (index->type == WEFT_DATA_INT8)
-            ((int8_t *)index->data)[offset + i] = (int8_t)found;
+            ((int8_t *)index->data)[offset + i] = (int8_t)position;
         else
-            ((int32_t *)index->data)[offset + i] = found;
+            ((int32_t *)index->data)[offset + i] = position;
     }
 }
 
@@ -19,24 +20,24 @@ static void run_lanes(const struct pooling *w, void *const *values, const struct
     struct pooling_side x = pooling_side_of(&w->g.x, values[w->x]);
     struct pooling_side y = pooling_side_of(&w->g.y, values[w->y]);
     struct pooling_side index = pooling_side_of(&w->g.index, w->index < 0 ? NULL : values[w->index]);
-    float found[POOLING_LANES], factors[POOLING_LANES];
+    float results[POOLING_LANES], factors[POOLING_LANES];
     int32_t where[POOLING_LANES];
     bool is_scaled = w->is_mean || w->g.alpha != 1;
     if (is_scaled)
         pooling_factors(w, lanes, factors);
     if (w->is_max)
-        pooling_maximum(w, &x, lanes, found, index.data ? where : NULL);
+        pooling_maximum(w, &x, lanes, results, index.data ? where : NULL);
     else if (w->picks)
-        pooling_interpolate(w, &x, lanes, found);
+        pooling_interpolate(w, &x, lanes, results);
     else
-        pooling_sum(w, &x, lanes, is_scaled ? factors : NULL, found);
+        pooling_sum(w, &x, lanes, is_scaled ? factors : NULL, results);
     if (index.data)
         store_where(&index, pooling_offset(index.operand, lanes->n, lanes->c, lanes->at), where, lanes->count);
     if (!y.data)
         return;
     if (is_scaled && (w->is_max || w->picks))
-        tap_scale(found, factors, lanes->count);
-    dtype_from_f32(y.type, y.data, pooling_offset(y.operand, lanes->n, lanes->c, lanes->at), found, lanes->count);
+        tap_scale(results, factors, lanes->count);
+    dtype_from_f32(y.type, y.data, pooling_offset(y.operand, lanes->n, lanes->c, lanes->at), results, lanes->count);
 }
 
 /* Computes a plane of one channel. */

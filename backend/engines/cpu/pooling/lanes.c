@@ -78,11 +78,11 @@ static void process_positions(struct pass *pass, int k, const float *row, int32_
     const struct pooling_axis *axis = &pass->w->axes[2];
     for (int64_t i = 0; i < pass->lanes->count; i++) {
         int64_t position = pass->lanes->at[2] + i, source_index = axis->sources[position * axis->taps + k];
-        float whole = weight * weight_of(axis, position, k);
+        float tap_weight = weight * weight_of(axis, position, k);
         if (source_index == POOLING_OUTSIDE)
             process_zeros(pass, i, 1, number);
-        else if (whole != 0)
-            take(pass, i, 1, row + source_index, 1, number, whole);
+        else if (tap_weight != 0)
+            take(pass, i, 1, row + source_index, 1, number, tap_weight);
     }
 }
 

@@ -42,7 +42,7 @@ static struct product product(const struct node *node) {
     const struct conv_op *op = (const struct conv_op *)node->op;
     /* The result: y, or dx for the data gradient. */
     const struct conv_operand *image = g.direction == CONV_DATA ? &g.x : &g.y;
-    int64_t made = g.direction == CONV_DATA ? g.c : g.k, read = g.direction == CONV_DATA ? g.k : g.c;
+    int64_t outputs = g.direction == CONV_DATA ? g.c : g.k, read = g.direction == CONV_DATA ? g.k : g.c;
     struct product product = {.a = g.direction == CONV_DATA ? g.y.tensor : g.x.tensor,
                               .b = g.direction == CONV_FILTER ? g.y.tensor : g.w.tensor,
                               .math = g.math,
@@ -56,8 +56,8 @@ static struct product product(const struct node *node) {
         product.columns = g.k;
     } else {
         product.depth = (double)read * (double)patches_count(g.w.size);
-        product.rows = made < FEW_CHANNELS ? made : g.n * patches_count(image->size);
-        product.columns = made < FEW_CHANNELS ? patches_count(image->size) : made;
+        product.rows = outputs < FEW_CHANNELS ? outputs : g.n * patches_count(image->size);
+        product.columns = outputs < FEW_CHANNELS ? patches_count(image->size) : outputs;
     }
     if (is_depthwise(&g))
         product.rows = product.columns = 0;
@@ -354,23 +354,23 @@ static void plan_image(struct planner *planner, struct piece *piece, struct imag
 }
 
 /* True if single channels are computed plane by plane: if positions are contiguous in either image. `phases` are all
-   phases of `whole`. */
-static bool plan_planes(struct planner *planner, struct piece *piece, const struct image_plan *whole,
+   phases of `image`. */
+static bool plan_planes(struct planner *planner, struct piece *piece, const struct image_plan *image,
                         const struct direct_phase *phases, const int64_t *counts) {
     struct direct *direct = &piece->direct;
     const struct patches *p = &phases[0].patches;
     bool are_neighbours = p->stride[2] == 1 && p->step[0] * p->step[1] * p->step[2] == 1;
     if (!is_depthwise(&planner->g) || planner->kernel->type != WEFT_DATA_FLOAT || !are_neighbours ||
-        patches_count(whole->patches.positions) == 0 || !has_contiguous_positions(planner, whole) ||
-        !axes_merge(&planner->contraction->program, whole->axes, planner->g.spatial))
+        patches_count(image->patches.positions) == 0 || !has_contiguous_positions(planner, image) ||
+        !axes_merge(&planner->contraction->program, image->axes, planner->g.spatial))
         return false;
     struct direct planned = {.order = DIRECT_POSITIONS,
-                             .image_value = graph_find_value(planner->graph, whole->source),
+                             .image_value = graph_find_value(planner->graph, image->source),
                              .other_value = graph_find_value(planner->graph, planner->g.w.tensor),
                              .planes = {.phases = phases}};
     memcpy(planned.planes.counts, counts, sizeof planned.planes.counts);
-    memcpy(planned.planes.size, whole->patches.positions, sizeof planned.planes.size);
-    walk_image(planner, &planned.walk, whole, true, true);
+    memcpy(planned.planes.size, image->patches.positions, sizeof planned.planes.size);
+    walk_image(planner, &planned.walk, image, true, true);
     direct_plan_planes(&planned, planner->g.n, planner->contraction->threads);
     if (planned.is_on)
         *direct = planned;
@@ -390,12 +390,12 @@ static weftStatus_t plan_forward(struct planner *planner, struct arena *arena) {
     int first = (int)g->y.tensor->dims.count - g->spatial;
     for (int i = 0; i < g->spatial; i++)
         plan.axes[i] = (struct axis){.dim = first + i, .extent = g->y.size[3 - g->spatial + i], .step = 1};
-    struct direct_phase *whole;
+    struct direct_phase *phase;
     TRY(arena_alloc(arena, &planner->contraction->pieces, sizeof(struct piece)));
-    TRY(arena_alloc(arena, &whole, sizeof *whole));
+    TRY(arena_alloc(arena, &phase, sizeof *phase));
     planner->contraction->piece_count = 1;
-    *whole = (struct direct_phase){plan.patches, plan.filter};
-    if (!plan_planes(planner, planner->contraction->pieces, &plan, whole, (const int64_t[]){1, 1, 1}))
+    *phase = (struct direct_phase){plan.patches, plan.filter};
+    if (!plan_planes(planner, planner->contraction->pieces, &plan, phase, (const int64_t[]){1, 1, 1}))
         plan_image(planner, planner->contraction->pieces, &plan);
     return WEFT_STATUS_SUCCESS;
 }
@@ -403,11 +403,11 @@ static weftStatus_t plan_forward(struct planner *planner, struct arena *arena) {
 /* dx at place + stride * position meets tap m if place + pre - r(m) * dilation is a multiple of the stride; r(m) is m,
    or for a flipped filter the m-th tap from the end. Such taps have a constant distance, so two of them determine all.
    Without any, the depth is 0, and the program processes zeros like other sums. */
-static struct phase phase_of(const struct conv_geometry *g, int i, int64_t place) {
+static struct phase phase_of(const struct conv_geometry *g, int i, int64_t position) {
     int64_t stride = g->stride[i], taps = g->w.size[i];
     struct phase phase = {.step = 1};
     for (int64_t m = 0; m < taps; m++) {
-        int64_t distance = place + g->pre[i] - (g->flip ? taps - 1 - m : m) * g->dilation[i];
+        int64_t distance = position + g->pre[i] - (g->flip ? taps - 1 - m : m) * g->dilation[i];
         if (distance % stride != 0)
             continue;
         if (phase.count == 0)
@@ -466,7 +466,7 @@ static struct image_plan phase_plan(const struct planner *planner, const int64_t
 static weftStatus_t plan_data(struct planner *planner, struct arena *arena) {
     const struct conv_geometry *g = &planner->g;
     struct contraction *contraction = planner->contraction;
-    struct image_plan whole = data_plan(planner);
+    struct image_plan image = data_plan(planner);
     struct direct_phase *all;
     int64_t phases[3], origins[3], count = 0;
     count_phases(g, phases);
@@ -476,7 +476,7 @@ static weftStatus_t plan_data(struct planner *planner, struct arena *arena) {
         struct image_plan plan = phase_plan(planner, origins);
         all[count++] = (struct direct_phase){plan.patches, plan.filter};
     }
-    if (plan_planes(planner, contraction->pieces, &whole, all, phases)) {
+    if (plan_planes(planner, contraction->pieces, &image, all, phases)) {
         contraction->piece_count = 1;
         return WEFT_STATUS_SUCCESS;
     }
@@ -511,7 +511,8 @@ static bool walk_filter(struct planner *planner, struct rows_columns *walk, enum
     const struct conv_geometry *g = &planner->g;
     int channel = channel_dim(planner, g->w.tensor), count = 0, taps = g->spatial;
     struct axis group = {.dim = 0, .extent = g->groups, .step = channel == 2 ? 1 : g->k};
-    struct axis made = {.dim = channel == 2 ? 1 : 0, .extent = g->k, .step = 1}, axes[ROWS_COLUMNS_AXES], columns[4];
+    struct axis output_channels = {.dim = channel == 2 ? 1 : 0, .extent = g->k, .step = 1}, axes[ROWS_COLUMNS_AXES],
+                columns[4];
     filter_columns(planner, columns, order == GROUPS_MADE_READ_TAPS);
     bool are_rows = order == GROUPS_TAPS_READ_MADE || order == TAPS_GROUPS;
     if (!are_rows && !axes_merge(&planner->contraction->program, columns, taps + 1))
@@ -519,10 +520,10 @@ static bool walk_filter(struct planner *planner, struct rows_columns *walk, enum
     if (order != TAPS_GROUPS)
         axes[count++] = group;
     if (!are_rows)
-        axes[count++] = made;
+        axes[count++] = output_channels;
     for (int i = 0; are_rows && i < taps + (order != TAPS_GROUPS); i++)
         axes[count++] = columns[i];
-    axes[count] = order == TAPS_GROUPS ? group : are_rows ? made : columns[taps];
+    axes[count] = order == TAPS_GROUPS ? group : are_rows ? output_channels : columns[taps];
     if (!are_rows)
         axes[count].extent = g->c * patches_count(g->w.size);
     rows_columns_plan(walk, &planner->contraction->program, axes, count + 1, false);

@@ -118,7 +118,7 @@ static struct ahead prefetch_result(const struct task *task, int64_t row, int64_
 static void pack(const struct task *task, const struct depths *depths) {
     const struct direct *d = task->job->direct;
     /* Merged taps use the filter's own depths, which are the same numbers in the same order. */
-    struct depths own = *depths;
+    struct depths filter_depths = *depths;
     if (d->is_depthwise) {
         panels_of_channels(&d->filter, task->panels, task->channel, task->columns, depths);
         return;
@@ -128,7 +128,7 @@ static void pack(const struct task *task, const struct depths *depths) {
         return;
     }
     if (!d->is_filter && d->depth != d->filter.channels)
-        own = (struct depths){0, patches_count(d->filter.taps), 0, d->filter.channels};
+        filter_depths = (struct depths){0, patches_count(d->filter.taps), 0, d->filter.channels};
     float *panel = task->panels;
     for (int64_t j = 0, width; j < task->columns; j += width) {
         width = direct_panel(task, j)->columns;
@@ -141,7 +141,7 @@ static void pack(const struct task *task, const struct depths *depths) {
             panels_of_image(&d->image.to, panel, (int)width, task->group, task->channel, task->channels, j, (int)count,
                             depths);
         else
-            panels_of_filter(&d->filter, panel, (int)width, task->group, task->channel + j, (int)count, &own);
+            panels_of_filter(&d->filter, panel, (int)width, task->group, task->channel + j, (int)count, &filter_depths);
         panel += depths->segments * depths->count * width;
     }
 }
@@ -202,10 +202,10 @@ static int64_t multiply_in_place(const struct task *task, int64_t row, int64_t r
     bool is_transposed = d->order == DIRECT_POSITIONS || d->order == DIRECT_CHANNELS_TAPS;
     if (!job->memory || is_transposed || task->columns != task->width)
         return 0;
-    int64_t whole = rows - rows % DIRECT_ROWS;
+    int64_t full_rows = rows - rows % DIRECT_ROWS;
     multiply(task, job->memory + (task->group * d->rows + row) * job->memory_ld + task->channel, job->memory_ld, 0,
-             whole, depths, false);
-    return whole;
+             full_rows, depths, false);
+    return full_rows;
 }
 
 static void store(const struct task *task, float *block, int64_t ld, int64_t row, int64_t rows, int64_t column,

@@ -128,11 +128,11 @@
                 _Pragma("GCC unroll 16") for (int t = 0; t < DIRECT_PLANE_TAPS; t++) sum[t] +=                         \
                     gradient * *(const vector *)(pointers[t] + i * pointers_ld + j);                                   \
             }                                                                                                          \
-        float found[DIRECT_PLANE_TAPS] = {0};                                                                          \
+        float sums[DIRECT_PLANE_TAPS] = {0};                                                                           \
         for (int lane = 0; lane < lanes; lane++)                                                                       \
-            _Pragma("GCC unroll 16") for (int t = 0; t < DIRECT_PLANE_TAPS; t++) found[t] +=                           \
+            _Pragma("GCC unroll 16") for (int t = 0; t < DIRECT_PLANE_TAPS; t++) sums[t] +=                            \
                 ((const float *)&sum[t])[lane];                                                                        \
-        memcpy(c, found, sizeof found);                                                                                \
+        memcpy(c, sums, sizeof sums);                                                                                  \
     }
 
 /* Some vectors of contiguous positions, starting at `at`. */

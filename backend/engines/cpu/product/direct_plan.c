@@ -43,13 +43,13 @@ int64_t direct_width(const struct direct *d, int64_t channels) {
 /* True if a filter stores all channels of a tap before those of the next. Parts then have few taps, otherwise few
    channels, so that each part is contiguous in each of the filter's rows. */
 static bool taps_follow(const struct filter *filter) {
-    struct filter whole = *filter;
-    filter_simplify(&whole);
-    return whole.channels > filter->channels && filter->channel_stride == 1;
+    struct filter simplified = *filter;
+    filter_simplify(&simplified);
+    return simplified.channels > filter->channels && filter->channel_stride == 1;
 }
 
 /* The largest of about equal parts with at most `most` elements each, using as few parts as possible. */
-static int64_t equal_part(int64_t whole, int64_t most) { return divide_up(whole, max64(1, divide_up(whole, most))); }
+static int64_t equal_part(int64_t extent, int64_t most) { return divide_up(extent, max64(1, divide_up(extent, most))); }
 
 /* A filter gradient that is small compared with its depth has few tasks, each of which would pack the whole image. */
 static int64_t count_splits(const struct direct *d) {
@@ -208,15 +208,16 @@ void direct_plan_image(struct direct *d, const struct patches *patches, const st
 /* Positions of dy run along the depth: they need a constant stride through a whole image, and must be contiguous unless
    the channels are, or they are copied. */
 static void read_dy(struct direct *d, const struct patches *dy, int64_t images) {
-    struct patches whole = *dy;
-    patches_simplify(&whole);
-    d->dy = (struct staged_image){.from = whole, .to = whole};
+    struct patches simplified = *dy;
+    patches_simplify(&simplified);
+    d->dy = (struct staged_image){.from = simplified, .to = simplified};
     d->segments = images;
     d->depth = patches_count(dy->positions);
-    d->step = whole.stride[2];
-    bool are_neighbours = whole.stride[2] == 1 || (whole.channel_stride == 1 && whole.stride[2] <= MAX_STEP);
-    if (dy->type == WEFT_DATA_FLOAT && are_neighbours && whole.size[0] == 1 && whole.size[1] == 1) {
-        if (whole.image_stride == d->depth * d->step) {
+    d->step = simplified.stride[2];
+    bool are_neighbours =
+        simplified.stride[2] == 1 || (simplified.channel_stride == 1 && simplified.stride[2] <= MAX_STEP);
+    if (dy->type == WEFT_DATA_FLOAT && are_neighbours && simplified.size[0] == 1 && simplified.size[1] == 1) {
+        if (simplified.image_stride == d->depth * d->step) {
             d->depth *= images;
             d->segments = 1;
         }
@@ -272,11 +273,11 @@ void direct_plan_channels(struct direct *d, const struct patches *patches, const
 /* Channels of dy must be contiguous, and its positions need a constant stride through all images; otherwise it is
    copied. */
 static void read_channels_of_dy(struct direct *d, const struct patches *dy, int64_t images) {
-    struct patches whole = *dy;
-    patches_simplify(&whole);
-    bool is_even = whole.size[0] == 1 && whole.size[1] == 1 &&
-                   (images == 1 || whole.image_stride == whole.size[2] * whole.stride[2]);
-    d->dy = (struct staged_image){.from = whole, .to = whole};
+    struct patches simplified = *dy;
+    patches_simplify(&simplified);
+    bool is_even = simplified.size[0] == 1 && simplified.size[1] == 1 &&
+                   (images == 1 || simplified.image_stride == simplified.size[2] * simplified.stride[2]);
+    d->dy = (struct staged_image){.from = simplified, .to = simplified};
     if (dy->type != WEFT_DATA_FLOAT || dy->group_stride != 1 || !is_even)
         staged_image_plan(&d->dy, dy, images, false, false);
 }

@@ -199,10 +199,10 @@ static void pack_panels(const struct gemm_kernel *kernel, const struct operand *
    past the batch is their total size in bytes. */
 static int64_t packed_offset(const struct gemm *gemm, const struct operand *operand, const struct part *part) {
     int64_t groups = groups_of(gemm->kernel, gemm->k), depth = panel_groups(gemm);
-    int64_t whole = round_up(operand->extent, operand->width), panels = divide_up(groups, depth);
-    int64_t before = part->k0 / gemm->kernel->group_b, here = min64(depth, groups - before) + operand->starts;
+    int64_t padded_extent = round_up(operand->extent, operand->width), panels = divide_up(groups, depth);
+    int64_t before = part->k0 / gemm->kernel->group_b, panel_groups = min64(depth, groups - before) + operand->starts;
     int64_t rows = part->batch * (groups + panels * operand->starts) + before + before / depth * operand->starts;
-    return (rows * whole + part->first * here) * size_of(gemm->kernel);
+    return (rows * padded_extent + part->first * panel_groups) * size_of(gemm->kernel);
 }
 
 int64_t gemm_packed_bytes(const struct gemm *gemm, bool is_b) {

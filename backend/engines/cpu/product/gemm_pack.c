@@ -221,10 +221,10 @@ static void pack_matrix_double(const void *source, void *panel, int width, int64
    the last group may have fewer elements. */
 static void pack_runs(const struct gemm_matrix *matrix, const char *corner, uint32_t *panel, int width, int count,
                       int depth, int bytes) {
-    int whole = depth * bytes / 4, rest = depth * bytes % 4;
-    gemm_transpose(panel, width, corner, matrix->stride * bytes, count, whole);
+    int words = depth * bytes / 4, rest = depth * bytes % 4;
+    gemm_transpose(panel, width, corner, matrix->stride * bytes, count, words);
     for (int i = 0; i < count && rest; i++)
-        memcpy(panel + (int64_t)whole * width + i, corner + i * matrix->stride * bytes + 4 * whole, (size_t)rest);
+        memcpy(panel + (int64_t)words * width + i, corner + i * matrix->stride * bytes + 4 * words, (size_t)rest);
 }
 
 typedef uint8_t bytes16 __attribute__((vector_size(16), may_alias, aligned(1)));

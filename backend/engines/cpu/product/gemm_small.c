@@ -82,9 +82,9 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
                                                                          int64_t depth, const float *x, int64_t x_ld,  \
                                                                          float *products, int64_t ld, bool fetches) {  \
         VECTOR_TYPES(lanes)                                                                                            \
-        const int64_t whole = depth - depth % lanes, line = LINE / (int64_t)sizeof(element);                           \
+        const int64_t full_depth = depth - depth % lanes, line = LINE / (int64_t)sizeof(element);                      \
         vector sums[height][4] = {{{0}}};                                                                              \
-        for (int64_t d = 0; d < whole; d += lanes) {                                                                   \
+        for (int64_t d = 0; d < full_depth; d += lanes) {                                                              \
             vector row[4];                                                                                             \
             for (int i = 0; fetches && i < 4 && d % line == 0; i++)                                                    \
                 __builtin_prefetch((const void *)(rows[i] + ahead + d), 0, 2);                                         \
@@ -101,11 +101,11 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
                 for (size_t j = 1; j < lanes / 4; j++)                                                                 \
                     parts[i] += ((const four *)&sums[c][i])[j];                                                        \
             }                                                                                                          \
-            four found = sum_lanes(parts[0], parts[1], parts[2], parts[3]);                                            \
-            for (int64_t d = whole; d < depth; d++)                                                                    \
+            four products_of_rows = sum_lanes(parts[0], parts[1], parts[2], parts[3]);                                 \
+            for (int64_t d = full_depth; d < depth; d++)                                                               \
                 for (int i = 0; i < 4; i++)                                                                            \
-                    found[i] += x[c * x_ld + d] * FLOAT_OF_##element(rows[i][d]);                                      \
-            *(four *)(products + c * ld) = found;                                                                      \
+                    products_of_rows[i] += x[c * x_ld + d] * FLOAT_OF_##element(rows[i][d]);                           \
+            *(four *)(products + c * ld) = products_of_rows;                                                           \
         }                                                                                                              \
     }
 
@@ -135,11 +135,11 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
     attribute static void function(const struct small_skinny *few, const float *weights, int64_t weight_ld,            \
                                    float *sums, int64_t sum_ld) {                                                      \
         VECTOR_TYPES(lanes)                                                                                            \
-        const int64_t whole = few->depth - few->depth % (4 * lanes);                                                   \
+        const int64_t full_depth = few->depth - few->depth % (4 * lanes);                                              \
         const element *matrix = few->matrix;                                                                           \
         for (int c = 0; c < few->count; c++) {                                                                         \
             float *to = sums + c * sum_ld;                                                                             \
-            for (int64_t d = 0; d < whole; d += 4 * lanes) {                                                           \
+            for (int64_t d = 0; d < full_depth; d += 4 * lanes) {                                                      \
                 vector sum[4];                                                                                         \
                 const element *x = matrix + d;                                                                         \
                 for (int i = 0; i < 4; i++)                                                                            \
@@ -156,9 +156,9 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
                 for (int i = 0; i < 4; i++)                                                                            \
                     *(vector *)(to + d + i * lanes) = sum[i];                                                          \
             }                                                                                                          \
-            for (int64_t row = 0; row < few->rows && whole < few->depth; row++) {                                      \
+            for (int64_t row = 0; row < few->rows && full_depth < few->depth; row++) {                                 \
                 float weight = weights[c * weight_ld + row];                                                           \
-                for (int64_t d = whole; d < few->depth && weight != 0; d++)                                            \
+                for (int64_t d = full_depth; d < few->depth && weight != 0; d++)                                       \
                     to[d] += weight * FLOAT_OF_##element(matrix[row * few->ld + d]);                                   \
             }                                                                                                          \
         }                                                                                                              \
@@ -215,7 +215,7 @@ void small_product(const struct small_kernel *kernel, int64_t m, int64_t n, int6
                    struct small_factor b, float *c, int64_t ld, bool adds) {
     int half = kernel->columns / 2;
     for (int64_t j = 0; j < n; j += kernel->columns) {
-        small_multiply *multiply = n - j <= half ? kernel->half : kernel->whole;
+        small_multiply *multiply = n - j <= half ? kernel->half : kernel->full;
         multiply(m, depth, a, b.at + j, b.depth, c + j, ld, adds);
     }
 }

@@ -39,7 +39,7 @@ typedef void small_combine(const struct small_skinny *few, const float *weights,
 struct small_kernel {
     const char *name; /* "avx512 8x32" */
     int rows, columns;
-    small_multiply *whole, *half;
+    small_multiply *full, *half;
     /* Indexed by the matrix's type; NULL: not available. products[i][row] = matrix[row] . vectors[i]; rows up to the
        next multiple of 4 are written. sums[i] += sum of weights[i][row] matrix[row]; a row of weight 0 is not read. */
     small_dots *dots[SMALL_TYPES];

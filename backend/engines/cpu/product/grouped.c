@@ -108,17 +108,17 @@ static weftStatus_t check_operands(const struct region *region, const struct nod
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t find_node(const struct region *region, const struct node **found) {
-    *found = NULL;
+static weftStatus_t find_node(const struct region *region, const struct node **out) {
+    *out = NULL;
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
         bool is_grouped = op_of(node->op) == &moe_op || op_of(node->op) == &moe_bwd_op;
-        if (!node_is_pointwise(node) && (!is_grouped || *found))
+        if (!node_is_pointwise(node) && (!is_grouped || *out))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                  "%s is not a grouped product followed by pointwise operations", descriptor_label(node->op));
-        *found = is_grouped ? node : *found;
+        *out = is_grouped ? node : *out;
     }
-    if (!*found)
+    if (!*out)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the region has no grouped product for it to follow",
              descriptor_label(region_node(region, 0)->op));
     return WEFT_STATUS_SUCCESS;
@@ -207,11 +207,11 @@ static int64_t number_at(const struct job *job, const struct part *part, int64_t
 /* Clamped: offsets may be out of range and need not ascend. */
 static int64_t first_row(const struct job *job, int64_t expert) {
     const struct grouped *g = job->g;
-    int64_t place = expert - g->left_out, first = g->rows;
-    if (place < 0)
+    int64_t entry = expert - g->left_out, first = g->rows;
+    if (entry < 0)
         return 0;
     if (expert < g->experts)
-        first = number_at(job, &g->first, place * g->first.experts);
+        first = number_at(job, &g->first, entry * g->first.experts);
     return max64(0, min64(first, g->rows));
 }
 
@@ -283,10 +283,10 @@ static void store(const void *sink, void *block, int64_t ld, int64_t batch, int6
     int64_t first = result_row(job, row),
             size = g->kernel->type == WEFT_DATA_DOUBLE ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
     for (int i = 0; i < (scatters ? rows : 1); i++) {
-        int64_t place = scatters ? scatter_row(job, first + i) : first;
+        int64_t row_of_result = scatters ? scatter_row(job, first + i) : first;
         struct block part = {(char *)block + i * ld * size, ld};
-        if (place >= 0)
-            program_run(&g->program, &g->walk, job->values, part, place, scatters ? 1 : rows, column, columns);
+        if (row_of_result >= 0)
+            program_run(&g->program, &g->walk, job->values, part, row_of_result, scatters ? 1 : rows, column, columns);
     }
 }
 

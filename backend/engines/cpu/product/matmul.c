@@ -33,9 +33,9 @@ static bool varies(const struct tensor *operand, int dim) {
 }
 
 /* True if `operand` alone has a batch dimension, whose entries continue its `count` rows or columns with `stride`. */
-static bool continues(const struct tensor *operand, const struct tensor *other, int dim, int64_t whole, int64_t count,
+static bool continues(const struct tensor *operand, const struct tensor *other, int dim, int64_t extent, int64_t count,
                       int64_t stride) {
-    return varies(operand, dim) && !varies(other, dim) && operand->dims.at[dim] == whole &&
+    return varies(operand, dim) && !varies(other, dim) && operand->dims.at[dim] == extent &&
            operand->strides.at[dim] == stride * count;
 }
 
@@ -53,12 +53,12 @@ static struct folding fold(const struct matmul_op *op, bool folds_a, bool folds_
     f.m = op->c->dims.at[f.row_dim];
     f.n = op->c->dims.at[f.column_dim];
     for (int i = row; i-- > 0;) {
-        int64_t whole = op->c->dims.at[i];
-        f.is_row[i] = folds_left && continues(f.left, f.right, i, whole, f.m, f.left->strides.at[f.row_dim]);
+        int64_t extent = op->c->dims.at[i];
+        f.is_row[i] = folds_left && continues(f.left, f.right, i, extent, f.m, f.left->strides.at[f.row_dim]);
         f.is_column[i] = folds_right && columns < OUTER_COLUMNS &&
-                         continues(f.right, f.left, i, whole, f.n, f.right->strides.at[f.column_dim]);
+                         continues(f.right, f.left, i, extent, f.n, f.right->strides.at[f.column_dim]);
         columns += f.is_column[i];
-        *(f.is_row[i] ? &f.m : f.is_column[i] ? &f.n : &f.batch) *= whole;
+        *(f.is_row[i] ? &f.m : f.is_column[i] ? &f.n : &f.batch) *= extent;
     }
     return f;
 }
@@ -103,12 +103,12 @@ static bool add_batch(struct gemm_matrix *matrix, int64_t extent, int64_t stride
 static bool find_batch(struct gemm_matrix *matrix, const struct tensor *operand, const struct tensor *result,
                        const struct folding *folding) {
     for (int64_t i = 0; i < result->dims.count - 2; i++) {
-        int64_t whole = result->dims.at[i], extent = operand->dims.at[i];
-        if (whole == 0)
+        int64_t result_extent = result->dims.at[i], extent = operand->dims.at[i];
+        if (result_extent == 0)
             return true;
         if (folding->is_row[i] || folding->is_column[i])
             continue;
-        if (!add_batch(matrix, extent, operand->strides.at[i]) || !add_batch(matrix, whole / extent, 0))
+        if (!add_batch(matrix, extent, operand->strides.at[i]) || !add_batch(matrix, result_extent / extent, 0))
             return false;
     }
     return true;

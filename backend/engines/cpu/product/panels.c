@@ -78,9 +78,9 @@ static void pack_run_of_filter(const struct filter *f, float *panel, int width, 
 /* One tap after the other, or all at once if they can be merged. */
 static void pack_by_taps(const struct filter *f, float *panel, int width, int64_t index, int count,
                          const struct depths *depths) {
-    struct filter whole = *f;
-    filter_simplify(&whole);
-    if (patches_count(whole.taps) == 1 && depths->count == f->channels) {
+    struct filter simplified = *f;
+    filter_simplify(&simplified);
+    if (patches_count(simplified.taps) == 1 && depths->count == f->channels) {
         pack_run_of_filter(f, panel, width, index + depths->segment * f->channels * f->channel_stride, count,
                            depths->segments * depths->count);
         return;

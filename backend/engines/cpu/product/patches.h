@@ -47,10 +47,10 @@ void patches_inside(const struct patches *patches, const int64_t *first, int64_t
 static inline int64_t patches_count(const int64_t *extents) { return extents[0] * extents[1] * extents[2]; }
 
 /* Row-major over three extents. The first coordinate is not reduced: an index past the end increases it further. */
-static inline void patches_unravel(int64_t index, const int64_t *extents, int64_t *place) {
-    place[2] = index % extents[2];
-    place[1] = index / extents[2] % extents[1];
-    place[0] = index / extents[2] / extents[1];
+static inline void patches_unravel(int64_t index, const int64_t *extents, int64_t *position) {
+    position[2] = index % extents[2];
+    position[1] = index / extents[2] % extents[1];
+    position[0] = index / extents[2] / extents[1];
 }
 
 /* Merges dimensions that are contiguous, for longer runs. */

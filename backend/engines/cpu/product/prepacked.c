@@ -11,10 +11,10 @@ enum { LINE = 64 }; /* bytes of a cache line */
 
 weftStatus_t prepacked_alloc(struct prepacked *prepacked, const void *of, int64_t bytes) {
     prepacked_free(prepacked);
-    size_t whole = (size_t)round_up(bytes, LINE);
-    prepacked->panels = aligned_alloc(LINE, whole);
+    size_t aligned_bytes = (size_t)round_up(bytes, LINE);
+    prepacked->panels = aligned_alloc(LINE, aligned_bytes);
     if (!prepacked->panels)
-        return status_no_memory(whole);
+        return status_no_memory(aligned_bytes);
     prepacked->of = of;
     return WEFT_STATUS_SUCCESS;
 }

@@ -34,11 +34,11 @@ static double operand_bytes(const struct row_schedule *s, int k) {
 
 /* The operand with the most bytes; its memory order determines the loop order. */
 static int leading_operand(const struct row_schedule *s) {
-    int found = 0;
+    int leading = 0;
     for (int k = 1; k < s->rows->operand_count; k++)
-        if (is_used(s, k) && (!is_used(s, found) || operand_bytes(s, k) > operand_bytes(s, found)))
-            found = k;
-    return found;
+        if (is_used(s, k) && (!is_used(s, leading) || operand_bytes(s, k) > operand_bytes(s, leading)))
+            leading = k;
+    return leading;
 }
 
 /* position: the loops must be contiguous in column sums, too. */
@@ -72,7 +72,7 @@ static void pack_sums(struct row_schedule *s, int64_t *positions) {
 static void append_loops(struct row_schedule *s, bool is_reduced, int lead) {
     const struct rowwise *rows = s->rows;
     int64_t positions[WEFT_DIM_MAX];
-    int first = s->loop_count, kept = first;
+    int first = s->loop_count, loop_end = first;
     pack_sums(s, positions);
     for (int i = 0; i < rows->space.axis_count; i++) {
         struct row_loop loop = {
@@ -84,17 +84,17 @@ static void append_loops(struct row_schedule *s, bool is_reduced, int lead) {
             insert_loop(s, &loop, first, lead);
     }
     for (int i = first; i < s->loop_count; i++) {
-        if (kept > first && steps_as_one(s, &s->loops[kept - 1], &s->loops[i])) {
-            int64_t outer = s->loops[kept - 1].extent;
-            s->loops[kept - 1] = s->loops[i];
-            s->loops[kept - 1].extent *= outer;
+        if (loop_end > first && steps_as_one(s, &s->loops[loop_end - 1], &s->loops[i])) {
+            int64_t outer = s->loops[loop_end - 1].extent;
+            s->loops[loop_end - 1] = s->loops[i];
+            s->loops[loop_end - 1].extent *= outer;
         } else {
-            s->loops[kept++] = s->loops[i];
+            s->loops[loop_end++] = s->loops[i];
         }
     }
-    if (kept == first) /* all extents are 1: one row, or rows of one element */
-        s->loops[kept++] = (struct row_loop){.extent = 1, .is_reduced = is_reduced};
-    s->loop_count = kept;
+    if (loop_end == first) /* all extents are 1: one row, or rows of one element */
+        s->loops[loop_end++] = (struct row_loop){.extent = 1, .is_reduced = is_reduced};
+    s->loop_count = loop_end;
 }
 
 /* Chooses the loops of a block: a for its rows, b for its columns. Columns are the fastest loop of the leading operand.
@@ -120,8 +120,8 @@ static void choose_block(struct row_schedule *s, int lead) {
 static int64_t piece_of(int64_t extent, int64_t most) {
     if (extent <= most)
         return max64(extent, 1);
-    int64_t piece = divide_up(extent, divide_up(extent, most)), whole = round_up(piece, LANES);
-    return whole <= most ? whole : piece;
+    int64_t piece = divide_up(extent, divide_up(extent, most)), rounded = round_up(piece, LANES);
+    return rounded <= most ? rounded : piece;
 }
 
 /* Like piece_of, but for rows: without rounding to vectors, and at least 1. */
@@ -260,9 +260,9 @@ static int64_t rows_of_tile(const struct row_schedule *s) {
     /* LEAST_TILES: minimum number of tiles to leave for the threads. */
     int64_t rows = (int64_t)(TILE_BYTES / bytes), most = row_space_rows(&s->rows->space) / LEAST_TILES;
     rows = min64(min64(rows, max_rows(s)), min64(most, a->extent));
-    int64_t kept = s->kept_count * row_space_length(&s->rows->space) * width;
-    if (kept)
-        rows = min64(rows, ROWWISE_KEPT_BYTES / kept);
+    int64_t row_bytes = s->kept_count * row_space_length(&s->rows->space) * width;
+    if (row_bytes)
+        rows = min64(rows, ROWWISE_KEPT_BYTES / row_bytes);
     return max64(rows - rows % s->block_a, s->block_a);
 }
 

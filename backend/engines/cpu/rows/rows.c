@@ -189,8 +189,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(copy_programs(&programs, &sweep, step, arena));
     step->state = programs;
     const struct row_schedule *s = &sweep.schedules[0];
-    const char *way = s->splits > 1 ? "long rows in parts" : s->loops[s->b].is_reduced ? "rows" : "adjacent rows";
-    TRY(arena_print(arena, &step->detail, "%s: %d %s on blocks of %lld x %lld, %lld task%s%s", way, s->pass_count,
+    const char *layout = s->splits > 1 ? "long rows in parts" : s->loops[s->b].is_reduced ? "rows" : "adjacent rows";
+    TRY(arena_print(arena, &step->detail, "%s: %d %s on blocks of %lld x %lld, %lld task%s%s", layout, s->pass_count,
                     s->pass_count == 1 ? "pass" : "passes", (long long)s->block_a, (long long)s->block_b,
                     (long long)(s->splits > 1 ? s->tiles * s->splits : s->tasks),
                     plural((s->splits > 1 ? s->tiles * s->splits : s->tasks)),

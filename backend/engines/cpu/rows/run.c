@@ -578,12 +578,12 @@ static void sum_column(struct run *run, const struct row_instruction *at) {
    the block's part of the slot. */
 static char *kept_location(const struct run *run, const struct row_instruction *at) {
     bool is_wide = term_at(run, at->term)->is_wide;
-    char *found = NULL;
+    char *memory = NULL;
     if (at->operand >= 0) {
         struct location location = block_location(run, at->operand);
-        found = dense_memory(&location, is_wide);
+        memory = dense_memory(&location, is_wide);
     }
-    return found ? found : run->kept + at->slot * run->s->kept_bytes + run->done * width_of(is_wide);
+    return memory ? memory : run->kept + at->slot * run->s->kept_bytes + run->done * width_of(is_wide);
 }
 
 /* Missing arguments repeat the first, so that kernels read valid memory. */
@@ -604,9 +604,9 @@ static void calculate_block(struct run *run, const struct row_instruction *at) {
         struct location location = block_location(run, at->operand);
         /* Kernels that step over rows allow gaps; loops and conversions do not. */
         bool may_gap = run->s->steps_rows && at->opcode >= 0;
-        char *found = may_gap ? dense_rows(&location, term->is_wide) : dense_memory(&location, term->is_wide);
-        dst = found ? found : dst;
-        ld = found && may_gap ? location.row_stride : ld;
+        char *in_place = may_gap ? dense_rows(&location, term->is_wide) : dense_memory(&location, term->is_wide);
+        dst = in_place ? in_place : dst;
+        ld = in_place && may_gap ? location.row_stride : ld;
     }
     /* Proceeds row by row if arguments or dst have gaps or represent whole rows. */
     if (at->opcode >= 0 && run->s->steps_rows)
@@ -655,14 +655,18 @@ static void load_block(struct run *run, const struct row_pass *pass, const struc
     /* Totals would then reduce the block as one run including its gaps, so it must have none. */
     bool is_run = run->s->loops[run->s->a].is_reduced && run->s->loops[run->s->b].is_reduced;
     bool may_gap = (pass->only_reduces && !is_run) || (run->s->steps_rows && at->is_compact);
-    char *found = may_gap ? dense_rows(&location, is_wide) : dense_memory(&location, is_wide);
-    run->registers[at->dst] = found ? found : at->slot >= 0 ? kept_location(run, at) : register_memory(run, at->dst);
+    char *in_place = may_gap ? dense_rows(&location, is_wide) : dense_memory(&location, is_wide);
+    run->registers[at->dst] = in_place        ? in_place
+                              : at->slot >= 0 ? kept_location(run, at)
+                                              : register_memory(run, at->dst);
     /* One row for all; formulas repeat it. */
-    if (!found && location.row_stride == 0 && run->s->steps_rows && at->is_compact)
+    if (!in_place && location.row_stride == 0 && run->s->steps_rows && at->is_compact)
         location.rows = 1;
-    int64_t row = found && may_gap ? location.row_stride : location.rows == 1 && run->rows_here > 1 ? 0 : run->columns;
-    run->steps[at->dst] = (struct row_steps){ROW_CHUNK, row, found ? tile_ahead(run, pass, at->operand) : 0};
-    if (!found)
+    int64_t row = in_place && may_gap                        ? location.row_stride
+                  : location.rows == 1 && run->rows_here > 1 ? 0
+                                                             : run->columns;
+    run->steps[at->dst] = (struct row_steps){ROW_CHUNK, row, in_place ? tile_ahead(run, pass, at->operand) : 0};
+    if (!in_place)
         load(is_wide, run->registers[at->dst], &location);
 }
 

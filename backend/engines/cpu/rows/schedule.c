@@ -136,18 +136,18 @@ static weftStatus_t copy_list(struct arena *arena, void *list, int count, size_t
 }
 
 /* Running needs operands and terms. `values` is needed only while terms are written. */
-static weftStatus_t copy_program(const struct rowwise **kept, const struct rowwise *rows, struct arena *arena) {
+static weftStatus_t copy_program(const struct rowwise **out, const struct rowwise *rows, struct arena *arena) {
     struct rowwise *copy;
     TRY(arena_copy(arena, &copy, rows, sizeof *rows));
     copy->values = NULL;
     TRY(copy_list(arena, &copy->operands, rows->operand_count, sizeof *rows->operands));
     TRY(copy_list(arena, &copy->terms, rows->term_count, sizeof *rows->terms));
-    *kept = copy;
+    *out = copy;
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Running does not need the data for decisions about kept terms. */
-weftStatus_t row_schedule_copy(const struct row_schedule **kept, const struct row_schedule *s, struct arena *arena) {
+weftStatus_t row_schedule_copy(const struct row_schedule **out, const struct row_schedule *s, struct arena *arena) {
     struct row_schedule *copy;
     TRY(arena_copy(arena, &copy, s, sizeof *s));
     copy->kept = copy->kept_pass = copy->kept_operand = NULL;
@@ -157,7 +157,7 @@ weftStatus_t row_schedule_copy(const struct row_schedule **kept, const struct ro
     TRY(copy_list(arena, &copy->instructions, s->instruction_count, sizeof *s->instructions));
     TRY(copy_list(arena, &copy->row_terms, s->stage_ends[ROWWISE_PASSES], sizeof *s->row_terms));
     TRY(copy_list(arena, &copy->slot_of, s->rows->term_count, sizeof *s->slot_of));
-    *kept = copy;
+    *out = copy;
     return WEFT_STATUS_SUCCESS;
 }
 

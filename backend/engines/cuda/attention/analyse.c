@@ -136,7 +136,12 @@ struct attention_depth attention_depth_of(int64_t depth, int max_chunk) {
     return result;
 }
 
-weftStatus_t attention_decline(const struct cuda_attention *c, int64_t shared_bytes) {
+weftStatus_t attention_decline(const struct cuda_attention *c, const char *reason) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family handles it.",
+         descriptor_label(region_node(c->region, 0)->op), reason);
+}
+
+weftStatus_t attention_decline_shared_memory(const struct cuda_attention *c, int64_t shared_bytes) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
          "%s: the smallest tile needs %lld bytes of shared memory, %s has %lld. Use a narrower data type.",
          descriptor_label(region_node(c->region, 0)->op), (long long)shared_bytes, c->device->name,

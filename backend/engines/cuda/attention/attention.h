@@ -79,8 +79,11 @@ struct attention_depth {
 };
 struct attention_depth attention_depth_of(int64_t depth, int max_chunk);
 
+/* Fails with a reason, for families that leave a case to the portable one. */
+weftStatus_t attention_decline(const struct cuda_attention *c, const char *reason);
+
 /* Fails because the device has less shared memory than the smallest tile requires. */
-weftStatus_t attention_decline(const struct cuda_attention *c, int64_t shared_bytes);
+weftStatus_t attention_decline_shared_memory(const struct cuda_attention *c, int64_t shared_bytes);
 
 /* Sets a kernel's grid, or fails if the number of blocks exceeds the limit. */
 weftStatus_t attention_grid(struct cuda_kernel *kernel, const struct cuda_attention *c, int64_t blocks, int warps);

@@ -104,7 +104,7 @@ static bool has_copies(const struct cuda_attention *c) {
 static weftStatus_t plan_pass(struct pass *p, const struct cuda_attention *c) {
     p->parts = !p->is_bias && (is_wide(c, p->dqk) || is_wide(c, p->dv)) ? 2 : 1;
     bool has_tile = ((p->is_bias || !has_copies(c)) && choose_tile(p, c, false)) || choose_tile(p, c, true);
-    return has_tile ? WEFT_STATUS_SUCCESS : attention_decline(c, p->shared_bytes);
+    return has_tile ? WEFT_STATUS_SUCCESS : attention_decline_shared_memory(c, p->shared_bytes);
 }
 
 enum { PASSES_MAX = 4 + SCORE_MODIFIER_GRADIENTS_MAX };
@@ -384,12 +384,12 @@ static weftStatus_t build_pass(const struct cuda_attention *c, const struct pass
 
 /* A gradient of one element may have any rank; its extents are all 1 then. */
 static struct tensor as_scores(const struct tensor *tensor) {
-    struct tensor whole = tensor_mirror(tensor);
-    while (whole.dims.count < 4) {
-        whole.dims.at[whole.dims.count++] = 1;
-        whole.strides.at[whole.strides.count++] = 1;
+    struct tensor padded = tensor_mirror(tensor);
+    while (padded.dims.count < 4) {
+        padded.dims.at[padded.dims.count++] = 1;
+        padded.strides.at[padded.strides.count++] = 1;
     }
-    return whole;
+    return padded;
 }
 
 /* ONE_QUERY, ONE_KEY: dimensions that are reduced in registers; batch entries and heads are reduced by the block's

@@ -195,11 +195,11 @@ static double reading_rate(const struct decode *d, const struct division *w, int
 
 /* Predicted seconds: full waves, a possibly smaller last one, and combining the splits. */
 static double seconds_of(const struct decode *d, const struct division *w) {
-    int64_t whole = w->ctas / w->slots, rest = w->ctas % w->slots, waves = whole + (rest > 0);
+    int64_t full_waves = w->ctas / w->slots, rest = w->ctas % w->slots, waves = full_waves + (rest > 0);
     double bytes = (double)w->slices * read_bytes(d, w->tile);
     double seconds = (double)(waves - 1) * (key_bytes(d) == 1 ? BYTE_WAVE_SECONDS : WAVE_SECONDS);
-    if (whole)
-        seconds += (double)(whole * w->slots) * bytes / reading_rate(d, w, w->slots);
+    if (full_waves)
+        seconds += (double)(full_waves * w->slots) * bytes / reading_rate(d, w, w->slots);
     if (rest)
         seconds += (double)rest * bytes / reading_rate(d, w, rest);
     if (split_of(d, w->splits) == SPLIT_CLUSTER)
@@ -263,11 +263,6 @@ static void consider_heads(struct decode *d, const struct decode_tile *t, int64_
         consider_splits(d, t, 1, splits);
 }
 
-static weftStatus_t decline(const struct cuda_attention *c, const char *reason) {
-    FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family handles it.",
-         descriptor_label(region_node(c->region, 0)->op), reason);
-}
-
 /* Tries the three largest tiles that fit; variants with fewer stages only if more do not fit. Smaller tiles are not
    faster. */
 static void consider_tiles(struct decode *d, int64_t heads, int64_t splits) {
@@ -293,7 +288,7 @@ static weftStatus_t divide_work(struct decode *d, const struct knob_choices *kno
     if (!d->tile)
         consider_tiles(d, heads, splits);
     if (!d->tile)
-        return decline(d->c, "the smallest decoding tile needs more shared memory than the device has");
+        return attention_decline(d->c, "the smallest decoding tile needs more shared memory than the device has");
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -355,16 +350,16 @@ static weftStatus_t check_scales(const struct cuda_attention *c) {
     if (attention_query_scales(c, false) == ATTENTION_SCALES_BLOCKS ||
         attention_key_scales(a->descale_k, a->k_table) == ATTENTION_SCALES_BLOCKS ||
         attention_key_scales(a->descale_v, a->v_table) == ATTENTION_SCALES_BLOCKS)
-        return decline(c, "decoding does not support block scales");
+        return attention_decline(c, "decoding does not support block scales");
     if (k_is_byte != v_is_byte)
-        return decline(c, "decoding requires that both k and v have 8 bits, or neither");
+        return attention_decline(c, "decoding requires that both k and v have 8 bits, or neither");
     if (k_is_byte && cuda->major * 10 + cuda->minor < 89)
-        return decline(c, "decoding with 8-bit k and v requires compute capability 8.9 or newer");
+        return attention_decline(c, "decoding with 8-bit k and v requires compute capability 8.9 or newer");
     if (!k_is_byte && (a->descale_k || a->descale_v))
-        return decline(c, "decoding supports scales only with 8-bit k and v");
+        return attention_decline(c, "decoding supports scales only with 8-bit k and v");
     if ((a->descale_k && a->descale_k->type != WEFT_DATA_FLOAT) ||
         (a->descale_v && a->descale_v->type != WEFT_DATA_FLOAT))
-        return decline(c, "decoding requires scales of k and v of type FLOAT");
+        return attention_decline(c, "decoding requires scales of k and v of type FLOAT");
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -372,24 +367,24 @@ static weftStatus_t check_scales(const struct cuda_attention *c) {
    row. */
 static weftStatus_t check_decode(const struct cuda_attention *c) {
     if (!c->forward)
-        return decline(c, "decoding has no backward pass");
+        return attention_decline(c, "decoding has no backward pass");
     if (c->queries > QUERIES_MAX)
-        return decline(c, "there are more than 64 queries");
+        return attention_decline(c, "there are more than 64 queries");
     if (!c->has_async || !c->arithmetic->is_mma)
-        return decline(c, "decoding requires f16 or bf16 and compute capability 8.0 or newer");
+        return attention_decline(c, "decoding requires f16 or bf16 and compute capability 8.0 or newer");
     TRY(check_scales(c));
     if (attention_drops(c->a) || attention_wants(c, c->forward->rng_dump))
-        return decline(c, "decoding does not support dropout");
+        return attention_decline(c, "decoding does not support dropout");
     if (attention_has_ragged_rows(c))
-        return decline(c, "decoding supports ragged offsets only for page tables");
+        return attention_decline(c, "decoding supports ragged offsets only for page tables");
     if (c->a->block_mask)
-        return decline(c, "decoding does not support a block mask");
+        return attention_decline(c, "decoding does not support a block mask");
     if (c->key_heads != c->value_heads)
-        return decline(c, "decoding requires equal numbers of k and v heads");
+        return attention_decline(c, "decoding requires equal numbers of k and v heads");
     if (c->depth > DEPTH_MAX || c->value_depth > DEPTH_MAX)
-        return decline(c, "decoding supports head dimensions up to 256");
+        return attention_decline(c, "decoding supports head dimensions up to 256");
     if (!c->lines || !c->keys || !c->depth || !c->value_depth)
-        return decline(c, "a matrix operand is empty");
+        return attention_decline(c, "a matrix operand is empty");
     TRY(check_operand(c, c->a->k));
     return check_operand(c, c->a->v);
 }

@@ -96,7 +96,7 @@ static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention 
     f->parts = c->arithmetic->is_mma && o->type == WEFT_DATA_FLOAT ? 2 : 1;
     f->value_depth = attention_depth_of(c->value_depth, attention_max_columns(c, f->parts));
     if (!choose_tile(f, c, false) && !choose_tile(f, c, true))
-        return attention_decline(c, f->shared_bytes);
+        return attention_decline_shared_memory(c, f->shared_bytes);
     f->tiles = divide_up(f->rows, tile_rows(f->tile));
     f->splits = count_splits(c, f);
     return WEFT_STATUS_SUCCESS;

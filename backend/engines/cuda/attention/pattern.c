@@ -146,17 +146,17 @@ static int64_t bytes_of(const struct tensor *tensor) {
    workspace, of which *bytes are used. */
 static weftStatus_t locate_values(struct kernel_place **result, int64_t *bytes, const struct served_pattern *s,
                                   struct arena *arena) {
-    struct kernel_place *places;
-    TRY(arena_alloc(arena, &places, (size_t)s->graph->value_count * sizeof *places));
+    struct kernel_place *targets;
+    TRY(arena_alloc(arena, &targets, (size_t)s->graph->value_count * sizeof *targets));
     *bytes = 0;
     for (int v = 0; v < s->graph->value_count; v++) {
         const struct tensor *tensor = s->graph->values[v].tensor;
         bool is_constant = s->outer[v] < 0 && tensor->is_constant;
-        places[v] = (struct kernel_place){v, s->outer[v], *bytes, is_constant ? tensor : NULL};
+        targets[v] = (struct kernel_place){v, s->outer[v], *bytes, is_constant ? tensor : NULL};
         if (s->outer[v] < 0 && !is_constant)
             *bytes += bytes_of(tensor);
     }
-    *result = places;
+    *result = targets;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -191,12 +191,12 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                           struct arena *arena) {
     struct served_pattern *s;
     struct cuda_step *state;
-    struct kernel_place *places;
+    struct kernel_place *targets;
     int64_t intermediate_bytes, scratch = 0;
     TRY(arena_alloc(arena, &s, sizeof *s));
     TRY(arena_alloc(arena, &state, sizeof *state));
     TRY(analyse(s, &step->region, device, arena));
-    TRY(locate_values(&places, &intermediate_bytes, s, arena));
+    TRY(locate_values(&targets, &intermediate_bytes, s, arena));
     TRY(describe(&step->detail, s, arena));
     TRY(list_assumptions(step, &s->attention, arena));
     step->seconds = 0;
@@ -205,7 +205,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         struct step inner = {
             .family = offer->family, .region = s->regions[i], .seconds = offer->seconds, .used = offer->used};
         TRY(inner.family->build(&inner, device, knobs, arena));
-        TRY(kernels_take(state, inner.state, places, s->graph->value_count, intermediate_bytes, arena));
+        TRY(kernels_take(state, inner.state, targets, s->graph->value_count, intermediate_bytes, arena));
         scratch = max64(scratch, inner.workspace_bytes);
         step->seconds += inner.seconds;
         TRY(arena_print(arena, &step->detail, "%s%s %s: %s", step->detail, i ? ";" : ",", inner.family->name,
@@ -217,8 +217,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     return WEFT_STATUS_SUCCESS;
 }
 
-const struct family cuda_spelled_attention = {
-    .name = "cuda.spelled_attention",
+const struct family cuda_attention_pattern = {
+    .name = "cuda.attention_pattern",
     .doc = "attention matched from matmuls, pointwise operations and a softmax, and its gradients, served as single "
            "operations",
     .combines = true,

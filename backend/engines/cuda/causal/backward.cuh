@@ -13,7 +13,7 @@
    Params    TAPS HAS_DX HAS_BIAS IS_SILU x_t dy_t dx_t and those of strips.cuh */
 #include "causal/strips.cuh"
 
-constexpr int LAG = TAPS - 1, AHEAD = whole(LAG);
+constexpr int LAG = TAPS - 1, AHEAD = round_to_runs(LAG);
 
 using x_window = window<x_t, HEAD + STRIP + AHEAD>;
 using dy_window = window<dy_t, STRIP + AHEAD>;

@@ -66,29 +66,29 @@ static bool is_stored(const struct region *region, const struct tensor *tensor) 
 /* Sums are computed in double if any tensor is double. */
 static bool needs_double(const struct causal_conv_op *op) {
     const struct tensor *tensors[] = {op->x, op->weight, op->bias, op->y, op->dy, op->dx, op->dweight, op->dbias};
-    bool found = op->math == WEFT_DATA_DOUBLE;
+    bool is_double = op->math == WEFT_DATA_DOUBLE;
     for (int i = 0; i < 8; i++)
-        found = found || (tensors[i] && tensors[i]->type == WEFT_DATA_DOUBLE);
-    return found;
+        is_double = is_double || (tensors[i] && tensors[i]->type == WEFT_DATA_DOUBLE);
+    return is_double;
 }
 
 /* The tensors that accesses of several elements read or write. */
-static int sequences_of(const struct causal *c, const struct tensor **found) {
+static int sequences_of(const struct causal *c, const struct tensor **sequences) {
     const struct tensor *tensors[] = {c->op->x, c->op->y, c->op->dy, c->has_dx ? c->op->dx : NULL};
     int count = 0;
     for (int i = 0; i < 4; i++)
         if (tensors[i])
-            found[count++] = tensors[i];
+            sequences[count++] = tensors[i];
     return count;
 }
 
 /* True if each run of adjacent elements along a dim is one aligned access, or several whole ones. */
 static bool is_whole(const struct tensor *tensor, int dim, int64_t run) {
     int64_t bytes = min64(run * dtype_bytes((weftDataType_t)tensor->type, 1), ACCESS_BYTES);
-    bool whole = tensor->strides.at[dim] == 1 && tensor->alignment % bytes == 0;
+    bool is_aligned = tensor->strides.at[dim] == 1 && tensor->alignment % bytes == 0;
     for (int i = 0; i < 3; i++)
-        whole = whole && (i == dim || tensor->dims.at[i] == 1 || tensor->strides.at[i] % run == 0);
-    return whole;
+        is_aligned = is_aligned && (i == dim || tensor->dims.at[i] == 1 || tensor->strides.at[i] % run == 0);
+    return is_aligned;
 }
 
 /* True if accesses to all sequences become aligned by starting each of them the same number of steps early. */
@@ -236,9 +236,9 @@ struct name {
 };
 
 static struct name named(const char *name, const char *suffix) {
-    struct name made;
-    snprintf(made.text, sizeof made.text, "%s_%s", name, suffix);
-    return made;
+    struct name suffixed;
+    snprintf(suffixed.text, sizeof suffixed.text, "%s_%s", name, suffix);
+    return suffixed;
 }
 
 static struct sequence sequence_of(const struct tensor *t) {

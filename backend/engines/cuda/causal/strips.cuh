@@ -160,8 +160,8 @@ DEVICE void load_bias(sum_t (&bias)[CHANNELS], const arguments &p, int channels)
 }
 
 /* The steps of a window before the first step of its strip and after its last one. */
-constexpr DEVICE int whole(int steps) { return CHANNELS_LAST ? steps : (steps + RUN - 1) / RUN * RUN; }
-constexpr int HEAD = whole(TAPS - 1), BEFORE = HEAD - (TAPS - 1);
+constexpr DEVICE int round_to_runs(int steps) { return CHANNELS_LAST ? steps : (steps + RUN - 1) / RUN * RUN; }
+constexpr int HEAD = round_to_runs(TAPS - 1), BEFORE = HEAD - (TAPS - 1);
 
 /* The approximation is good enough for 16-bit sequences, whose rounding is coarser. */
 DEVICE sum_t share(sum_t s) { return sizeof(x_t) > 2 ? logistic(s) : logistic_approx(s); }
@@ -190,7 +190,7 @@ DEVICE sum_t correlate(const sum_t *ds, const sum_t (&taps)[TAPS]) {
 template <int SUMS>
 DEVICE void store_sums(const arguments &p, const sum_t (&sums)[CHANNELS][SUMS], i32 number, i32 numbers) {
     __shared__ sum_t s_sums[WARPS][SUMS][LANES * CHANNELS];
-    const int warp = threadIdx.x / 32, own = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int c = 0; c < CHANNELS; c++)
 #pragma unroll
@@ -198,8 +198,8 @@ DEVICE void store_sums(const arguments &p, const sum_t (&sums)[CHANNELS][SUMS], 
             sum_t sum = sums[c][k];
             for (int mask = 16; mask > 0 && LANES == 1; mask /= 2)
                 sum += __shfl_xor_sync(0xffffffffu, sum, mask);
-            if (LANES > 1 || own == 0)
-                s_sums[warp][k][(LANES > 1 ? own : 0) * CHANNELS + c] = sum;
+            if (LANES > 1 || lane == 0)
+                s_sums[warp][k][(LANES > 1 ? lane : 0) * CHANNELS + c] = sum;
         }
     __syncthreads();
     for (int e = threadIdx.x; e < SUMS * LANES * CHANNELS; e += THREADS) {

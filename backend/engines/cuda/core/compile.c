@@ -42,10 +42,10 @@ weftStatus_t kernel_compile(struct cuda_kernel *kernel, const struct device *dev
        code. */
     cache_identify(kernel->identity, &program, arch);
     program.identity = kernel->identity;
-    const struct aot_code *found = find_aot_code(aot_codes, kernel->identity);
-    kernel->is_precompiled = found != NULL;
-    return found ? cache_adopt(&kernel->code, name, found->image, found->bytes, found->is_ptx)
-                 : cache_get(&kernel->code, &program, arch);
+    const struct aot_code *code = find_aot_code(aot_codes, kernel->identity);
+    kernel->is_precompiled = code != NULL;
+    return code ? cache_adopt(&kernel->code, name, code->image, code->bytes, code->is_ptx)
+                : cache_get(&kernel->code, &program, arch);
 }
 
 /* ---- In parallel ------------------------------------------------------------------------------------------------- */

@@ -14,8 +14,8 @@ struct kernel_place {
 };
 
 /* Appends the kernels of another step, whose workspace begins at `scratch` in this one's, and redirects their values to
-   `places`. */
-weftStatus_t kernels_take(struct cuda_step *state, const struct cuda_step *from, const struct kernel_place *places,
+   `targets`. */
+weftStatus_t kernels_take(struct cuda_step *state, const struct cuda_step *from, const struct kernel_place *targets,
                           int count, int64_t scratch, struct arena *arena);
 
 #endif

@@ -6,19 +6,19 @@ constexpr i64 NOWHERE = -(1ll << 62);
 
 /* Splits the fastest coordinate off a mixed-radix index. */
 DEVICE u32 split(u32 &rest, const divisor &d) {
-    const u32 whole = divide(rest, d), coordinate = rest - whole * d.value;
-    rest = whole;
+    const u32 quotient = divide(rest, d), coordinate = rest - quotient * d.value;
+    rest = quotient;
     return coordinate;
 }
 DEVICE i32 split(i32 &rest, const divisor &d) {
-    u32 whole = (u32)rest;
-    const u32 coordinate = split(whole, d);
-    rest = (i32)whole;
+    u32 quotient = (u32)rest;
+    const u32 coordinate = split(quotient, d);
+    rest = (i32)quotient;
     return (i32)coordinate;
 }
 DEVICE i64 split(i64 &rest, const divisor &d) {
-    const i64 whole = rest / d.value, coordinate = rest - whole * d.value;
-    rest = whole;
+    const i64 quotient = rest / d.value, coordinate = rest - quotient * d.value;
+    rest = quotient;
     return coordinate;
 }
 

@@ -207,23 +207,23 @@ static void add_code(struct text *to, const char *code) {
 /* Frees the texts in every case; the kernel keeps no reference to the kernel_source. */
 weftStatus_t kernel_finish(struct kernel_source *source, struct cuda_kernel *kernel, const char *file,
                            const char *entry, struct arena *arena) {
-    struct text whole;
+    struct text program;
     while (source->map_count &&
            source->argument_count % (MAP_WORDS / 2) != 0) /* the struct has the alignment of its maps */
         add_argument(source, (struct argument){ARGUMENT_NUMBER, -1, 0});
     /* Types first, then constants, which kernels and headers use; arguments; generated functions; the kernel's file
        last. */
-    text_init(&whole);
-    text_add(&whole, "#include \"core/types.cuh\"\n#include \"core/index.cuh\"\n#include \"core/math.cuh\"\n\n");
-    text_add_chars(&whole, text_string(&source->constants), source->constants.length);
-    text_add(&whole, "\nnamespace weft {\n\nstruct arguments {\n");
-    text_add_chars(&whole, text_string(&source->fields), source->fields.length);
-    text_add(&whole, "};\n\n");
-    add_code(&whole, text_string(&source->code));
-    text_add(&whole, "\n#include \"%s\"\n\n} // namespace weft\n", file);
+    text_init(&program);
+    text_add(&program, "#include \"core/types.cuh\"\n#include \"core/index.cuh\"\n#include \"core/math.cuh\"\n\n");
+    text_add_chars(&program, text_string(&source->constants), source->constants.length);
+    text_add(&program, "\nnamespace weft {\n\nstruct arguments {\n");
+    text_add_chars(&program, text_string(&source->fields), source->fields.length);
+    text_add(&program, "};\n\n");
+    add_code(&program, text_string(&source->code));
+    text_add(&program, "\n#include \"%s\"\n\n} // namespace weft\n", file);
     /* Checks once whether any text ran out of memory. */
-    bool failed = whole.failed || source->constants.failed || source->fields.failed || source->code.failed;
-    weftStatus_t status = failed ? status_no_memory(whole.capacity) : WEFT_STATUS_SUCCESS;
+    bool failed = program.failed || source->constants.failed || source->fields.failed || source->code.failed;
+    weftStatus_t status = failed ? status_no_memory(program.capacity) : WEFT_STATUS_SUCCESS;
     if (!status && source->argument_count > ARGUMENTS_MAX)
         status = status_fail(WEFT_STATUS_NOT_SUPPORTED, "the kernel would take %d arguments, at most %d fit",
                              source->argument_count, ARGUMENTS_MAX);
@@ -236,13 +236,13 @@ weftStatus_t kernel_finish(struct kernel_source *source, struct cuda_kernel *ker
     kernel->argument_count = source->argument_count;
     kernel->map_count = source->map_count;
     if (!status)
-        status = arena_copy(arena, &kernel->program, text_string(&whole), whole.length + 1);
+        status = arena_copy(arena, &kernel->program, text_string(&program), program.length + 1);
     if (!status)
         status = arena_copy(arena, &kernel->arguments, source->arguments,
                             (size_t)source->argument_count * sizeof *source->arguments);
     if (!status)
         status = arena_copy(arena, &kernel->maps, source->maps, (size_t)source->map_count * sizeof *source->maps);
-    text_free(&whole);
+    text_free(&program);
     text_free(&source->constants);
     text_free(&source->fields);
     text_free(&source->code);

@@ -157,8 +157,8 @@ template <class A> struct least {
 /* Returns 1 / sqrt(x), and part / whole, not necessarily exact to the last bit. */
 DEVICE float inverse_root(float x) { return ptx::rsqrt(x); }
 DEVICE double inverse_root(double x) { return 1 / ::sqrt(x); }
-DEVICE float share(float part, float whole) { return part * reciprocal_approx(whole); }
-DEVICE double share(double part, double whole) { return part / whole; }
+DEVICE float share(float part, float total) { return part * reciprocal_approx(total); }
+DEVICE double share(double part, double total) { return part / total; }
 
 /* The mean of some elements, around which sums of all elements can be computed. */
 template <class T, int N> DEVICE T mean_of(const T (&some)[N]) {

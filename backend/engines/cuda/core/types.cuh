@@ -349,25 +349,25 @@ template <class T, int N> struct kept_run {
     run<float, N> number;
 };
 template <class T, int N> DEVICE kept_run<T, N> keep_run(const run<float, N> &x) {
-    kept_run<T, N> kept;
+    kept_run<T, N> result;
 #pragma unroll
     for (int i = 0; i < N; i += 2)
         if constexpr (CHIP >= 800 && (same<T, bf16>::value || same<T, f16>::value)) {
             const u32 pair = rounded_pair<T>(x.at[i], i + 1 < N ? x.at[i + 1] : 0.0f);
             if constexpr (N % 2 == 0)
-                ((u32 *)kept.stored.at)[i / 2] = pair;
+                ((u32 *)result.stored.at)[i / 2] = pair;
             else
-                kept.stored.at[i].bits = (u16)pair;
+                result.stored.at[i].bits = (u16)pair;
             for (int e = 0; e < 2 && i + e < N; e++)
-                kept.number.at[i + e] = same<T, bf16>::value ? __uint_as_float(e ? pair & 0xffff0000 : pair << 16)
-                                                             : to_float(f16{(u16)(e ? pair >> 16 : pair)});
+                result.number.at[i + e] = same<T, bf16>::value ? __uint_as_float(e ? pair & 0xffff0000 : pair << 16)
+                                                               : to_float(f16{(u16)(e ? pair >> 16 : pair)});
         } else {
             for (int e = i; e < i + 2 && e < N; e++) {
-                kept.stored.at[e] = from<T>::number(x.at[e]);
-                kept.number.at[e] = as<float>::of(kept.stored.at[e]);
+                result.stored.at[e] = from<T>::number(x.at[e]);
+                result.number.at[e] = as<float>::of(run.stored.at[e]);
             }
         }
-    return kept;
+    return result;
 }
 
 /* The bytes are stored as words, because the compiler splits copies of byte runs. */

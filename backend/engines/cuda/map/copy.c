@@ -263,7 +263,7 @@ weftStatus_t copy_add_kernels(struct cuda_step *state, const struct region *regi
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the step would have more than %d kernels", KERNELS_MAX);
         struct cuda_kernel *kernel = &state->kernels[state->count++];
         /* Arguments are emitted for each kernel separately, with the numbers 0 .. here - 1. */
-        int left = count - first, here = left < COPY_PARTS_PER_KERNEL ? left : COPY_PARTS_PER_KERNEL;
+        int left = count - first, part_count = left < COPY_PARTS_PER_KERNEL ? left : COPY_PARTS_PER_KERNEL;
         kernel_source_init(&source, region);
         emit_constant(&source, "THREADS", THREADS);
         emit_constant(&source, "UNROLL", UNROLL);
@@ -271,7 +271,7 @@ weftStatus_t copy_add_kernels(struct cuda_step *state, const struct region *regi
                  "#include \"core/gather.cuh\"\n\n"
                  "template <class part> DEVICE void copy_part(const arguments& p, i64 block, i64 blocks);\n"
                  "template <class part> DEVICE void copy_bytes(const arguments& p, i64 block, i64 blocks);\n\n");
-        int64_t blocks = emit_parts(&source, parts + first, here, device);
+        int64_t blocks = emit_parts(&source, parts + first, part_count, device);
         TRY(kernel_finish(&source, kernel, "map/copy.cuh", "copy", arena));
         kernel->grid[0] = (uint32_t)blocks;
         kernel->grid[1] = kernel->grid[2] = 1;
@@ -323,10 +323,10 @@ static bool is_join(const struct movement *m) {
 static void emit_pieces(struct kernel_source *source, const struct movement *m) {
     /* Elements are copied as unsigned integers of their size. */
     static const char *const bits[] = {[1] = "u8", [2] = "u16", [4] = "u32", [8] = "u64"};
-    const struct side *whole = &m->parts[0].to;
+    const struct side *result = &m->parts[0].to;
     int64_t before = 0;
-    text_add(&source->constants, "using element = %s;\n", bits[dtype_bytes(whole->type, 1)]);
-    emit_pointer(source, whole->type, graph_find_value(source->graph, whole->tensor), 0, "y");
+    text_add(&source->constants, "using element = %s;\n", bits[dtype_bytes(result->type, 1)]);
+    emit_pointer(source, result->type, graph_find_value(source->graph, result->tensor), 0, "y");
     text_add(&source->code, "DEVICE element* to_memory(const arguments& p) { return (element*)p.y; }\n\n"
                             "DEVICE piece find(const arguments& p, i64 row, i64 column) {\n");
     for (int k = 0; k < m->count; k++) {
@@ -354,8 +354,8 @@ static void emit_pieces(struct kernel_source *source, const struct movement *m) 
    border of a part, if that is at least half a chunk of 16 bytes; else whole chunks, assembled by shifts. */
 static weftStatus_t build_join(struct step *step, struct cuda_step *state, const struct movement *m,
                                const struct device *device, struct arena *arena) {
-    const struct side *whole = &m->parts[0].to;
-    int64_t bytes = dtype_bytes(whole->type, 1), each = 16 / bytes, elements = 0;
+    const struct side *result = &m->parts[0].to;
+    int64_t bytes = dtype_bytes(result->type, 1), each = 16 / bytes, elements = 0;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     struct kernel_source source;
     for (int k = 0; k < m->count; k++) {

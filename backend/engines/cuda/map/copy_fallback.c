@@ -49,8 +49,7 @@ static weftDataType_t plain_type(weftDataType_t type, bool is_written) {
 
 /* Packed strides in the order of the tensor's own. Allocated in `arena` and copied from the descriptor, so that errors
    name it as the user did. */
-static weftStatus_t make_plain(struct tensor **made, const struct tensor *tensor, bool is_written,
-                               struct arena *arena) {
+static weftStatus_t make_plain(struct tensor **out, const struct tensor *tensor, bool is_written, struct arena *arena) {
     struct tensor like = tensor_mirror(tensor), *plain;
     TRY(descriptor_mirror(arena, &plain, &tensor->base));
     plain->type = (int32_t)plain_type((weftDataType_t)tensor->type, is_written);
@@ -63,7 +62,7 @@ static weftStatus_t make_plain(struct tensor **made, const struct tensor *tensor
     if (tensor->vector_count > 1) /* lanes stay adjacent */
         like.strides.at[tensor->vector_dim] = 0;
     tensor_infer_strides(plain, &like);
-    *made = plain;
+    *out = plain;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -109,17 +108,17 @@ static weftStatus_t note_operand(struct staged *staged, const struct region *reg
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: %s would stay in registers with a different type",
              descriptor_label(node->op), descriptor_label(&value->tensor->base));
     int at = find_staged(staged, node->operands[k]);
-    struct staged_value *found = at < 0 ? NULL : &staged->at[at];
-    if (!found && staged->count == STAGED_MAX)
+    struct staged_value *operand = at < 0 ? NULL : &staged->at[at];
+    if (!operand && staged->count == STAGED_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d tensors would be copied",
              descriptor_label(node->op), STAGED_MAX);
-    if (!found) {
+    if (!operand) {
         struct tensor *plain;
         TRY(make_plain(&plain, value->tensor, is_made, arena));
-        found = staged_add(staged, node->operands[k], value->tensor, plain);
+        operand = staged_add(staged, node->operands[k], value->tensor, plain);
     }
-    found->is_written = found->is_written || node->is_output[k];
-    found->is_read = found->is_read || !node->is_output[k] || reads_outputs(node->op);
+    operand->is_written = operand->is_written || node->is_output[k];
+    operand->is_read = operand->is_read || !node->is_output[k] || reads_outputs(node->op);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -191,14 +190,14 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
    split. */
 static struct side side_of(const struct staged_value *value, bool is_scratch) {
     const struct tensor *held = is_scratch ? value->plain : value->tensor;
-    int64_t lanes = value->tensor->vector_count, own = held->vector_count;
+    int64_t lanes = value->tensor->vector_count, held_lanes = held->vector_count;
     struct side side = {
         .tensor = held, .type = (weftDataType_t)held->type, .is_scratch = is_scratch, .scratch = value->scratch};
     for (int64_t i = 0; i < held->dims.count; i++) {
         /* Lanes are a mode of both sides: contiguous in vectors, along the dim in the plain tensor. */
         bool splits = lanes > 1 && i == value->tensor->vector_dim;
         side.extents[side.rank] = held->dims.at[i] / (splits ? lanes : 1);
-        side.strides[side.rank++] = held->strides.at[i] * (splits ? lanes : own);
+        side.strides[side.rank++] = held->strides.at[i] * (splits ? lanes : held_lanes);
         if (splits) {
             side.extents[side.rank] = lanes;
             side.strides[side.rank++] = is_scratch ? held->strides.at[i] : 1;
@@ -228,18 +227,19 @@ static weftStatus_t add_copies(struct cuda_step *state, const struct staged *sta
    offset in the workspace (-1). */
 weftStatus_t staged_build_inner(struct cuda_step *state, const struct staged *staged, const struct device *device,
                                 const struct knob_choices *knobs, struct step *inner, struct arena *arena) {
-    struct kernel_place *places;
+    struct kernel_place *targets;
     int count = staged->region.graph->value_count;
-    TRY(arena_alloc(arena, &places, (size_t)count * sizeof *places));
+    TRY(arena_alloc(arena, &targets, (size_t)count * sizeof *targets));
     for (int v = 0; v < count; v++) {
         int at = find_staged(staged, staged->outer[v]);
-        places[v] = (struct kernel_place){v, at < 0 ? staged->outer[v] : -1, at < 0 ? 0 : staged->at[at].scratch, NULL};
+        targets[v] =
+            (struct kernel_place){v, at < 0 ? staged->outer[v] : -1, at < 0 ? 0 : staged->at[at].scratch, NULL};
     }
     const struct offer *offer = &staged->inner;
     *inner = (struct step){
         .family = offer->family, .region = staged->region, .seconds = offer->seconds, .used = offer->used};
     TRY(offer->family->build(inner, device, knobs, arena));
-    return kernels_take(state, inner->state, places, count, staged->scratch_bytes, arena);
+    return kernels_take(state, inner->state, targets, count, staged->scratch_bytes, arena);
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,

@@ -80,10 +80,10 @@ static void add_pointwise(struct small_graph *small, weftPointwiseMode_t mode, i
 }
 
 /* Creates a graph of the two tensors that kernels see, without nodes, in `arena`. */
-static weftStatus_t make_graph(struct small_graph **made, const struct tensor *from, const struct tensor *to,
+static weftStatus_t make_graph(struct small_graph **out, const struct tensor *from, const struct tensor *to,
                                struct arena *arena) {
-    TRY(arena_alloc(arena, made, sizeof **made));
-    struct small_graph *small = *made;
+    TRY(arena_alloc(arena, out, sizeof **out));
+    struct small_graph *small = *out;
     small->graph.nodes = small->nodes;
     small->graph.values = small->values;
     add_value(small, from);

@@ -24,20 +24,20 @@ static const struct tensor *tensor_at(const struct map *map, int value) {
    region, the first of equals. A region without such a result uses its first output. -1: the region has no output at
    all. */
 static int leading_value(const struct region *region) {
-    int found = -1;
+    int leading = -1;
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
         for (int k = 0; k < node->operand_count; k++) {
             int value = node->operands[k];
-            if (!node->is_output[k] || (found >= 0 && !region_exports(region, value)))
+            if (!node->is_output[k] || (leading >= 0 && !region_exports(region, value)))
                 continue;
-            if (found < 0 || !region_exports(region, found) ||
+            if (leading < 0 || !region_exports(region, leading) ||
                 tensor_elements(region->graph->values[value].tensor) >
-                    tensor_elements(region->graph->values[found].tensor))
-                found = value;
+                    tensor_elements(region->graph->values[leading].tensor))
+                leading = value;
         }
     }
-    return found;
+    return leading;
 }
 
 /* The movement node that produces a value inside the region, or NULL. Such a value is loaded from its source's memory
@@ -162,9 +162,9 @@ static weftStatus_t check_node(const struct map *map, const struct node *node) {
 static weftStatus_t add_operands(struct map *map, const struct region *region) {
     const struct graph *graph = region->graph;
     int lead = leading_value(region);
-    const struct tensor *whole = graph->values[lead].tensor;
-    map->space.rank = (int)whole->dims.count;
-    memcpy(map->space.extents, whole->dims.at, sizeof map->space.extents);
+    const struct tensor *tensor = graph->values[lead].tensor;
+    map->space.rank = (int)tensor->dims.count;
+    memcpy(map->space.extents, tensor->dims.at, sizeof map->space.extents);
     for (int i = 0; i < region->count; i++)
         TRY(check_node(map, region_node(region, i)));
     TRY(add_operand(map, lead, true));
@@ -346,11 +346,11 @@ static void find_transpose(struct map *map, int64_t area) {
     if (!tile->is_flat_to && along < TILE_UNIT)
         return;
     tile->is_transpose = true;
-    int64_t line = LINE_BYTES / 16 * each, whole = tile->is_flat_to ? along : is_short ? across : 1;
+    int64_t line = LINE_BYTES / 16 * each, extent = tile->is_flat_to ? along : is_short ? across : 1;
     tile->is_flat_from = is_short && across <= line; /* longer rows are padded, which avoids bank conflicts */
     area /= 2;
     bool begins = tile->is_flat_to || to->strides[tile->axis] % each == 0; /* otherwise half a line more is read */
-    line = begins && area / whole < line ? line / 2 : line;
+    line = begins && area / extent < line ? line / 2 : line;
     tile->along_last = tile->is_flat_to ? along : lines_of(along, line, line);
     tile->along_axis = is_short ? across : lines_of(across, line, area / tile->along_last);
     if (!tile->is_flat_to)

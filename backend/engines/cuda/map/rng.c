@@ -52,11 +52,11 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
    16 bytes. */
 static bool is_whole(const struct tensor *y) {
     int64_t last = y->dims.count - 1, bytes = dtype_bytes((weftDataType_t)y->type, WORDS);
-    bool whole = y->strides.at[last] == 1 && y->dims.at[last] % WORDS == 0 &&
-                 gcd64(y->alignment, 16) >= (bytes < 16 ? bytes : 16);
+    bool is_aligned = y->strides.at[last] == 1 && y->dims.at[last] % WORDS == 0 &&
+                      gcd64(y->alignment, 16) >= (bytes < 16 ? bytes : 16);
     for (int64_t i = 0; i < last; i++)
-        whole = whole && (y->dims.at[i] == 1 || y->strides.at[i] % WORDS == 0);
-    return whole;
+        is_aligned = is_aligned && (y->dims.at[i] == 1 || y->strides.at[i] % WORDS == 0);
+    return is_aligned;
 }
 
 /* Emits seed_of() and offset_of(): a number (tensor is NULL), or the contents of a tensor, which is read on the device

@@ -31,11 +31,11 @@ DEVICE void go_down(const arguments &p, const axis (&axes)[3], const coordinates
             from.load_numbers(numbers + (k1 * pitch + k2 * PIXEL));
             add_given(all, from, 1, 0, k1, k2);
         }
-        const int whole = k1 - BEFORE1;
+        const int row = k1 - BEFORE1;
 #pragma unroll
         for (int e2 = 0; e2 < SIDE2; e2++)
-            if (whole >= 0 && at.at[1] + whole < axes[1].x && at.at[2] + e2 < axes[2].x)
-                store_dx(p, dx + (whole * axes[1].x_stride + e2 * axes[2].x_stride), all, whole, e2);
+            if (row >= 0 && at.at[1] + row < axes[1].x && at.at[2] + e2 < axes[2].x)
+                store_dx(p, dx + (row * axes[1].x_stride + e2 * axes[2].x_stride), all, row, e2);
     }
 }
 

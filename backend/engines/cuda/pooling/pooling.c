@@ -36,8 +36,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         return arena_print(arena, &step->detail, "nothing to compute");
     /* The indices of maxima pass from one kernel to the other through the workspace. */
     if (pooling_finds_first(&passes[0])) {
-        struct pooling whole = passes[0];
-        TRY(pooling_split(passes, &whole, arena));
+        struct pooling unsplit = passes[0];
+        TRY(pooling_split(passes, &unsplit, arena));
         step->workspace_bytes = tensor_bytes(passes[0].g.index.tensor);
         count = 2;
     }

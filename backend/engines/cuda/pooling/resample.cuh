@@ -26,12 +26,12 @@ struct weighted {
     math_t sum[RUN];
     DEVICE weighted(const x_t *x, const axis (&axes)[3], const length_t (&o)[3], math_t lowest) {
         length_t first[3];
-        math_t whole = 1;
+        math_t divisor = 1;
 #pragma unroll
         for (int d = 0; d < 3; d++) {
             first[d] = first_of(axes[d], o[d]);
             if (IS_POOL)
-                whole *= (math_t)counted_of(axes[d], first[d]);
+                divisor *= (math_t)counted_of(axes[d], first[d]);
         }
 #pragma unroll
         for (int e = 0; e < RUN; e++)
@@ -75,7 +75,7 @@ struct weighted {
         }
 #pragma unroll
         for (int e = 0; e < RUN; e++)
-            sum[e] = whole != 0 ? sum[e] / whole : 0;
+            sum[e] = divisor != 0 ? sum[e] / divisor : 0;
     }
 };
 

@@ -46,16 +46,16 @@ weftDataType_t contraction_math(const struct node *node) {
 enum arithmetic contraction_arithmetic(const struct contraction *c, const struct device *device) {
     weftDataType_t a = operand_type(c, OPERAND_A), b = operand_type(c, OPERAND_B),
                    math = math_type(contraction_math(c->node));
-    bool is_turing = device->cuda.major < 8, whole = !dtype_is_float(a) && !dtype_is_float(b);
+    bool is_turing = device->cuda.major < 8, is_integer = !dtype_is_float(a) && !dtype_is_float(b);
     bool float_math = math != WEFT_DATA_DOUBLE && dtype_is_float(math);
     if (c->fill != 0)
-        return float_math && !is_wide(a) && !is_wide(b) && !whole ? FMA_FLOAT : FMA_DOUBLE;
+        return float_math && !is_wide(a) && !is_wide(b) && !is_integer ? FMA_FLOAT : FMA_DOUBLE;
     if (is_byte(a) && is_byte(b)) {
         /* A product of two unsigned bytes can reach 2^16. */
         bool fits = c->k_count < 32768;
         return fits ? is_turing ? FMA_INT32 : MMA_INT8 : FMA_INT64;
     }
-    if (whole && !float_math && math != WEFT_DATA_DOUBLE)
+    if (is_integer && !float_math && math != WEFT_DATA_DOUBLE)
         return FMA_INT64;
     if (!float_math || is_wide(a) || is_wide(b))
         return FMA_DOUBLE;

@@ -159,10 +159,10 @@ static double computing_seconds(const struct contraction *c, const struct device
     double steps_each = (double)divide_up(steps, splits);
     double products = 2.0 * tile->rows * tile->columns * arithmetic_rows[c->arithmetic].block_k;
     double waves = tiles / device->cuda.multiprocessors;
-    double whole = (double)(int64_t)waves;
+    double full_waves = (double)(int64_t)waves;
     /* A partial wave takes as long as a full one, until there are enough waves that blocks no longer run in
        lockstep. */
-    waves = waves > 8 ? waves : whole < waves ? whole + 1 : whole;
+    waves = waves > 8 ? waves : full_waves < waves ? full_waves + 1 : full_waves;
     /* The first loads and the last stores of a tile are not overlapped. */
     return waves * (steps_each * products / rate + 1e-6);
 }

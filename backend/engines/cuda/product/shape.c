@@ -81,13 +81,13 @@ static int64_t distance_in_result(const void *context, const struct mode *mode) 
    entries that share an element. A mode that only one operand has becomes rows or columns, which gives one large
    product instead of many that read the same operand. */
 static void add_batch(struct contraction *c, const struct matmul_op *op, int dim) {
-    /* Both extents divide `whole`; the rules of matmul guarantee it. */
-    int64_t whole = op->c->dims.at[dim], extents[] = {op->a->dims.at[dim], op->b->dims.at[dim]};
+    /* Both extents divide `extent`; the rules of matmul guarantee it. */
+    int64_t extent = op->c->dims.at[dim], extents[] = {op->a->dims.at[dim], op->b->dims.at[dim]};
     int64_t strides[] = {op->a->strides.at[dim], op->b->strides.at[dim]};
-    int64_t least = extents[0] < extents[1] ? extents[0] : extents[1], shared = least ? whole / least : 1;
+    int64_t least = extents[0] < extents[1] ? extents[0] : extents[1], shared = least ? extent / least : 1;
     struct mode outer = result_mode(least, 0, 0, dim, shared), inner = result_mode(shared, 0, 0, dim, 1);
     for (int f = 0; f < OPERANDS; f++) {
-        bool is_whole = extents[f] == whole;
+        bool is_whole = extents[f] == extent;
         outer.stride[f] = least > 1 ? strides[f] * (is_whole ? shared : 1) : 0;
         inner.stride[f] = is_whole ? strides[f] : 0;
     }

@@ -39,11 +39,11 @@ DEVICE void accumulate(typename P::accumulators (&sums)[WIDTH], const span &s, c
     for (int step = 0; step < STEPS; step++) {
         if (!has_vector(a, s, step))
             continue;
-        kept here;
+        kept values;
         typename P::inputs in[1];
-        read_kept(here, (const char *)s_vectors, slot_of(step));
+        read_kept(values, (const char *)s_vectors, slot_of(step));
         P::load(in[0], a, at, vector_of(s, step));
-        elements<P, 1>(&here, nullptr, in, now, sums, nullptr, a, at, vector_of(s, step));
+        elements<P, 1>(&values, nullptr, in, now, sums, nullptr, a, at, vector_of(s, step));
     }
 }
 

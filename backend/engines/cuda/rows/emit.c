@@ -18,12 +18,12 @@ enum { SAMPLES = 16, ROW_SAMPLES = 4 };
 static void emit_parts(struct emitter *p, int k) {
     const struct operand *operand = operand_at(p, k);
     const struct concat_op *parts = operand->parts;
-    const struct tensor *whole = p->rows->graph->values[operand->memory].tensor;
+    const struct tensor *joined = p->rows->graph->values[operand->memory].tensor;
     int64_t before = 0;
     char name[32];
     for (int part = 0; part < parts->inputs.count; part++) {
         const struct tensor *tensor = parts->inputs.tensors[part];
-        int64_t offset = -dtype_bytes(operand->type, before * whole->strides.at[concat_axis(parts)]);
+        int64_t offset = -dtype_bytes(operand->type, before * joined->strides.at[concat_axis(parts)]);
         snprintf(name, sizeof name, "p%d_%d", k, part);
         emit_pointer(p->source, operand->type, graph_find_value(p->rows->graph, tensor), offset, name);
         before += tensor->dims.at[concat_axis(parts)];
@@ -338,17 +338,17 @@ static weftStatus_t emit_split(const struct schedule *s, struct stage stage, str
 weftStatus_t rows_emit(const struct schedule *s, struct cuda_step *state, int64_t *scratch_bytes, struct arena *arena) {
     int64_t partials[TERMS_MAX], split_counts[TERMS_MAX];
     /* All passes in one launch. */
-    const struct stage whole = {.passes_end = s->passes.count,
-                                .splits = 1,
-                                .joined = -1,
-                                .has_row_stores = true,
-                                .left = -1,
-                                .partials = partials,
-                                .split_counts = split_counts};
+    const struct stage all_passes = {.passes_end = s->passes.count,
+                                     .splits = 1,
+                                     .joined = -1,
+                                     .has_row_stores = true,
+                                     .left = -1,
+                                     .partials = partials,
+                                     .split_counts = split_counts};
     /* Without rows, there is nothing to launch. */
     if (s->vectors.strips == 0)
         return WEFT_STATUS_SUCCESS;
     if (s->grid.splits == 1)
-        return emit_launch(s, &whole, state, arena);
-    return emit_split(s, whole, state, scratch_bytes, arena);
+        return emit_launch(s, &all_passes, state, arena);
+    return emit_split(s, all_passes, state, scratch_bytes, arena);
 }

@@ -132,9 +132,9 @@ DEVICE void accumulate(typename P::accumulators (&sums)[1], const worker &w, con
     for (int step = 0; step < STEPS; step++) {
         if (!has_vector(w, a, step))
             continue;
-        kept here;
-        read_kept(here, stage, (w.warp * STEPS + step) * 32 + w.lane);
-        elements<P, 1>(&here, all + step, nullptr, &now, sums, columns + step, a, at, vector_of(w, step));
+        kept values;
+        read_kept(values, stage, (w.warp * STEPS + step) * 32 + w.lane);
+        elements<P, 1>(&values, all + step, nullptr, &now, sums, columns + step, a, at, vector_of(w, step));
     }
 }
 

@@ -11,15 +11,15 @@ DEVICE void join_warps(const typename P::total (&s_warps)[WARPS][ROWS], typename
                   "threads of a row exchange values in pairs");
     static_assert(ROWS * JOINERS % 32 == 0, "all lanes of a warp exchange values");
     for (int c = threadIdx.x / JOINERS; c < ROWS; c += THREADS / JOINERS) {
-        typename P::total whole = P::none();
+        typename P::total total = P::none();
         for (int w = threadIdx.x % JOINERS; w < WARPS; w += JOINERS)
-            whole = P::joined(whole, s_warps[w][c]);
-        whole = P::template of_lanes<1, JOINERS / 2>(whole);
+            total = P::joined(total, s_warps[w][c]);
+        total = P::template of_lanes<1, JOINERS / 2>(total);
         auto *own = &s_blocks[rank][c];
         if constexpr (CLUSTER == 1)
-            *own = whole;
+            *own = total;
         else if (threadIdx.x % JOINERS < CLUSTER)
-            store_to_peer(own, threadIdx.x % JOINERS, whole);
+            store_to_peer(own, threadIdx.x % JOINERS, total);
     }
     if constexpr (CLUSTER == 1)
         __syncthreads();

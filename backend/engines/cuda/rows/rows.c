@@ -198,13 +198,13 @@ bool rows_may_alias(const struct step *step, int in, int out) {
     if (!tensor_same_layout(region->graph->values[in].tensor, region->graph->values[out].tensor) ||
         rows_analyse(&rows, region, STATISTICS_IN_TURN, false) || rows.follow.kind != FOLLOW_NOTHING)
         return false;
-    const struct term *made = rows_find(&rows, out);
-    if (!made->spans)
+    const struct term *produced = rows_find(&rows, out);
+    if (!produced->spans)
         return !elements_depend_on(&rows, in);
     if (rereads_elements(step))
         return false;
     for (int i = 0; i < rows.term_count; i++)
-        if (rows.terms[i].is_needed && rows.terms[i].stage > made->stage)
+        if (rows.terms[i].is_needed && rows.terms[i].stage > produced->stage)
             return false;
     return true;
 }

@@ -36,12 +36,12 @@ template <class P> DEVICE void reduce_segmented(typename P::total &sum, const sp
     s_threads[s.across / SEGMENT_VECTORS][s.lane * SEGMENT_VECTORS + s.across % SEGMENT_VECTORS] = sum;
     __syncthreads();
     for (int row = threadIdx.x / 32; row < ROWS; row += THREADS / 32) {
-        typename P::total whole = P::none();
+        typename P::total total = P::none();
         for (int i = threadIdx.x % 32; i < GROUP * SEGMENT_VECTORS; i += 32)
-            whole = P::joined(whole, s_threads[row][i]);
-        whole = P::template of_lanes<1, 16>(whole);
+            total = P::joined(total, s_threads[row][i]);
+        total = P::template of_lanes<1, 16>(total);
         if (threadIdx.x % 32 == 0)
-            s_rows[row] = whole;
+            s_rows[row] = total;
     }
     __syncthreads();
     sum = s_rows[s.across / SEGMENT_VECTORS];

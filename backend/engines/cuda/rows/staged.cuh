@@ -71,10 +71,10 @@ DEVICE void accumulate(typename P::accumulators (&sums)[1], const span &s, const
     for (int step = 0; step < STEPS; step++) {
         if (!has_vector(a, s, step))
             continue;
-        kept here;
+        kept values;
         typename P::inputs in[1];
-        read_kept(here, stage, step * GROUP + s.lane);
-        elements<P, 1>(&here, all + step, in, now, sums, columns + step, a, at, vector_of(s, step));
+        read_kept(values, stage, step * GROUP + s.lane);
+        elements<P, 1>(&values, all + step, in, now, sums, columns + step, a, at, vector_of(s, step));
     }
     if constexpr (UNALIGNED > 0)
         if (has_unaligned(a, s)) {

@@ -70,12 +70,13 @@ static void set_strides(const struct rows *rows, struct operand *operand, const 
 
 /* Adds the coordinate that selects a part and, after it, the parts after the first, each with the strides of the whole
    value. */
-static int add_parts(struct rows *rows, const struct concat_op *parts, const struct tensor *whole) {
+static int add_parts(struct rows *rows, const struct concat_op *parts, const struct tensor *joined) {
     int coordinate = add_unread(rows, coordinate_along(rows, concat_axis(parts)));
     for (int64_t k = 1; k < parts->inputs.count; k++) {
         const struct tensor *tensor = parts->inputs.tensors[k];
-        struct operand operand = {.memory = graph_find_value(rows->graph, tensor), .type = (weftDataType_t)whole->type};
-        struct tensor as = tensor_mirror(whole);
+        struct operand operand = {.memory = graph_find_value(rows->graph, tensor),
+                                  .type = (weftDataType_t)joined->type};
+        struct tensor as = tensor_mirror(joined);
         as.strides = tensor->strides;
         set_strides(rows, &operand, &as);
         add_unread(rows, operand);

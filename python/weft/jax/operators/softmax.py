@@ -30,8 +30,8 @@ def _build(name: str, gb: GraphBuilder) -> None:
 
 
 def _build_backward(name: str, gb: GraphBuilder) -> None:
-    spell = getattr(decompositions, f"{name}_backward")
-    gb.write(spell(gb.graph, gb.read(0), gb.read(1), AXIS), gb.arguments[1])
+    backward = getattr(decompositions, f"{name}_backward")
+    gb.write(backward(gb.graph, gb.read(0), gb.read(1), AXIS), gb.arguments[1])
 
 
 _forward = {name: Operator(name, partial(_build, name), [0]) for name in ("softmax", "log_softmax")}

@@ -100,23 +100,18 @@ struct backward {
 
 /* ---- Accepting ---- */
 
-/* The portable family handles what is declined here, or the passes without sums in any order what that one declines. */
-static weftStatus_t decline(const struct cuda_attention *c, const char *reason) {
-    FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family handles it.",
-         descriptor_label(region_node(c->region, 0)->op), reason);
-}
-
 /* Checks for features that no pass supports, whatever the tile. */
 static weftStatus_t check_features(const struct cuda_attention *c) {
     if (c->a->modifier.gradient_output >= 0 && !score_modifier_gradient_is_linear(&c->a->modifier))
-        return decline(c, "Hopper's backward kernel requires that the score modifier's given gradient is linear in "
-                          "the incoming gradient");
+        return attention_decline(
+            c, "Hopper's backward kernel requires that the score modifier's given gradient is linear in "
+               "the incoming gradient");
     if (!c->lines || !c->keys || !c->depth || !c->value_depth)
-        return decline(c, "a matrix operand is empty");
+        return attention_decline(c, "a matrix operand is empty");
     if (attention_hopper_multiplies_by_mask(c))
-        return decline(c, "Hopper's backward kernel supports only boolean dropout masks");
+        return attention_decline(c, "Hopper's backward kernel supports only boolean dropout masks");
     if (c->backward->stats->type != WEFT_DATA_FLOAT)
-        return decline(c, "Hopper's backward kernel requires statistics of type FLOAT");
+        return attention_decline(c, "Hopper's backward kernel requires statistics of type FLOAT");
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -155,10 +150,11 @@ static weftStatus_t check_copies(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct tensor *outputs[] = {op->dq, op->dk, op->dv};
     if (!is_fp8(op->q_t->type) || !is_fp8(op->k_t->type) || !is_fp8(op->do_t->type))
-        return decline(c, "with block scales, Hopper's backward kernel requires q_T, k_T and dO_T of FP8");
+        return attention_decline(c, "with block scales, Hopper's backward kernel requires q_T, k_T and dO_T of FP8");
     for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++)
         if (attention_wants(c, outputs[i]) && dtype_bytes((weftDataType_t)outputs[i]->type, 1) > 2)
-            return decline(c, "with block scales, Hopper's backward kernel supports only results of 16 bits or fewer");
+            return attention_decline(
+                c, "with block scales, Hopper's backward kernel supports only results of 16 bits or fewer");
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -166,19 +162,22 @@ static weftStatus_t check_copies(const struct cuda_attention *c) {
 static weftStatus_t check_fp8(const struct cuda_attention *c, bool is_mxfp8) {
     const struct sdpa_bwd_op *op = c->backward;
     if (!is_fp8(c->a->q->type) || !is_fp8(c->a->k->type) || !is_fp8(c->a->v->type) || !is_fp8(op->d_o->type))
-        return decline(c, "Hopper's backward kernel supports scales only if q, k, v and dO are FP8");
+        return attention_decline(c, "Hopper's backward kernel supports scales only if q, k, v and dO are FP8");
     if (is_mxfp8)
         TRY(check_copies(c));
     if (!is_mxfp8 && !has_plain_scales(c))
-        return decline(c, "Hopper's backward kernel supports one scale per operand, or block scales of all operands");
+        return attention_decline(
+            c, "Hopper's backward kernel supports one scale per operand, or block scales of all operands");
     if (!is_mxfp8 && (!op->scale_s || !op->scale_dp))
-        return decline(c, "Hopper's backward kernel requires scale_s and scale_dP with FP8");
+        return attention_decline(c, "Hopper's backward kernel requires scale_s and scale_dP with FP8");
     if (c->a->bias || c->a->modifier.graph || attention_drops(c->a))
-        return decline(c, "with FP8 scales there are too few registers for a bias, a score modifier or dropout");
+        return attention_decline(c,
+                                 "with FP8 scales there are too few registers for a bias, a score modifier or dropout");
     if (attention_wants(c, op->dsink))
-        return decline(c, "Hopper's backward kernel does not compute the gradient of the sink with FP8 scales");
+        return attention_decline(c,
+                                 "Hopper's backward kernel does not compute the gradient of the sink with FP8 scales");
     if (attention_is_ragged(c))
-        return decline(c, "Hopper's backward kernel does not support ragged FP8 tensors");
+        return attention_decline(c, "Hopper's backward kernel does not support ragged FP8 tensors");
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -218,10 +217,11 @@ static weftStatus_t check_ragged(const struct backward *b) {
     if (!attention_is_ragged(b->c))
         return WEFT_STATUS_SUCCESS;
     if (has_outer)
-        return decline(
+        return attention_decline(
             b->c, "Hopper's backward kernel supports ragged tensors only if it pads heads by fewer than 64 columns");
     if (b->head > DEPTH_OF_MASK && b->c->a->block_mask)
-        return decline(b->c, "with such heads there are too few registers for a block mask with ragged tensors");
+        return attention_decline(b->c,
+                                 "with such heads there are too few registers for a block mask with ragged tensors");
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -312,24 +312,26 @@ static weftStatus_t plan_passes(struct backward *b) {
     bool wants_q = attention_wants(b->c, b->op->dq), wants_k = attention_wants(b->c, b->op->dk);
     bool wants_v = attention_wants(b->c, b->op->dv);
     if (b->reduces_dq && b->op->is_deterministic)
-        return decline(b->c, "a deterministic result is required, and this kernel adds dQ in any order");
+        return attention_decline(b->c, "a deterministic result is required, and this kernel adds dQ in any order");
     if (b->reduces_dq && !(wants_q && wants_k && wants_v))
-        return decline(b->c, "this kernel computes dQ, dK and dV together, and not all are requested");
+        return attention_decline(b->c, "this kernel computes dQ, dK and dV together, and not all are requested");
     if (b->reduces_dq && b->is_mxfp8)
-        return decline(b->c, "this kernel computes dQ, dK and dV together, and MXFP8 needs separate operands for each");
+        return attention_decline(
+            b->c, "this kernel computes dQ, dK and dV together, and MXFP8 needs separate operands for each");
     if (b->reduces_dq && b->c->key_heads != b->c->value_heads)
-        return decline(b->c, "this kernel computes dK and dV together, and k and v have different numbers of heads");
+        return attention_decline(
+            b->c, "this kernel computes dK and dV together, and k and v have different numbers of heads");
     if (b->reduces_dq && attention_drops(b->c->a) && b->c->a->q->type == WEFT_DATA_HALF)
-        return decline(b->c, "with the sums of dQ there are too few registers for dropout of f16");
+        return attention_decline(b->c, "with the sums of dQ there are too few registers for dropout of f16");
     if (b->reduces_dq && attention_drops(b->c->a) && (b->c->a->bias || b->c->a->modifier.graph))
-        return decline(b->c,
-                       "with the sums of dQ there are too few registers for dropout with a bias or a score modifier");
+        return attention_decline(
+            b->c, "with the sums of dQ there are too few registers for dropout with a bias or a score modifier");
     if (b->reduces_dq)
         return add_pass(b, GRADS_ALL);
     TRY(add_passes_of_keys(b, wants_k, wants_v));
     if (wants_q)
         TRY(add_pass(b, GRADS_DQ));
-    return b->pass_count ? WEFT_STATUS_SUCCESS : decline(b->c, "no gradient is requested");
+    return b->pass_count ? WEFT_STATUS_SUCCESS : attention_decline(b->c, "no gradient is requested");
 }
 
 /* Sets b->c to a copy of the operation whose operands are in the workspace: elsewhere in this file, only b->is_fp8
@@ -369,7 +371,7 @@ static const struct backward_tile *first_of_ds(const struct backward *b) {
 /* amax_dP is computed with dS. */
 static weftStatus_t check_amax(const struct backward *b) {
     if (attention_wants(b->c, b->op->amax_dp) && !first_of_ds(b))
-        return decline(b->c, "amax_dP is requested without dQ and dK");
+        return attention_decline(b->c, "amax_dP is requested without dQ and dK");
     return WEFT_STATUS_SUCCESS;
 }
 

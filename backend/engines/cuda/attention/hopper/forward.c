@@ -143,12 +143,6 @@ static const struct tensor *as_read(const struct cuda_attention *c, const struct
     return wide ? &wide->tensor : tensor;
 }
 
-/* The portable family handles everything that is declined here, so no case fails because of it. */
-static weftStatus_t decline(const struct cuda_attention *c, const char *reason) {
-    FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family handles it.",
-         descriptor_label(region_node(c->region, 0)->op), reason);
-}
-
 /* True if an operand has scales that are neither one number per head nor, for converted operands, block scales. */
 static bool has_other_scales(const struct cuda_attention *c) {
     const int kinds[] = {attention_query_scales(c, false), attention_key_scales(c->a->descale_k, NULL),
@@ -163,23 +157,23 @@ static bool has_other_scales(const struct cuda_attention *c) {
 static weftStatus_t check_features(const struct cuda_attention *c) {
     const struct sdpa_fwd_op *op = c->forward;
     if (c->a->k_table || c->a->v_table)
-        return decline(c, "Hopper's forward kernel does not support paged K and V");
+        return attention_decline(c, "Hopper's forward kernel does not support paged K and V");
     if (attention_is_scaled(c) && !are_fp8(c))
-        return decline(c, "Hopper's forward kernel supports scales only with FP8");
+        return attention_decline(c, "Hopper's forward kernel supports scales only with FP8");
     if (has_other_scales(c))
-        return decline(c, "Hopper's forward kernel supports scales per head, not per row or block");
+        return attention_decline(c, "Hopper's forward kernel supports scales per head, not per row or block");
     if (attention_wants(c, op->rng_dump))
-        return decline(c, "Hopper's forward kernel does not output the dropout mask");
+        return attention_decline(c, "Hopper's forward kernel does not output the dropout mask");
     if (attention_hopper_multiplies_by_mask(c))
-        return decline(c, "Hopper's forward kernel supports only boolean dropout masks");
+        return attention_decline(c, "Hopper's forward kernel supports only boolean dropout masks");
     if (!attention_wants(c, op->o))
-        return decline(c, "Hopper's forward kernel always computes o, which is not requested");
+        return attention_decline(c, "Hopper's forward kernel always computes o, which is not requested");
     if (c->depth > DEPTH_MAX || c->value_depth > DEPTH_MAX)
-        return decline(c, "Hopper's forward kernel supports head dimensions up to 256");
+        return attention_decline(c, "Hopper's forward kernel supports head dimensions up to 256");
     if (!c->lines || !c->keys || !c->depth || !c->value_depth)
-        return decline(c, "a matrix operand is empty");
+        return attention_decline(c, "a matrix operand is empty");
     if (c->queries <= DECODE_QUERIES && c->keys > DECODE_KEYS)
-        return decline(c, "with few queries and many keys, splitting the keys is faster");
+        return attention_decline(c, "with few queries and many keys, splitting the keys is faster");
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -393,7 +387,7 @@ static weftStatus_t plan_forward(struct forward *f) {
     consider_others(f, terms);
     f->raster_heads = raster_heads(f);
     if (f->all_tiles > INT32_MAX / 2)
-        return decline(c, "Hopper's forward kernel supports fewer than 2^30 tiles");
+        return attention_decline(c, "Hopper's forward kernel supports fewer than 2^30 tiles");
     f->is_dynamic = f->all_tiles > DYNAMIC_ROUNDS * multiprocessors * f->tile->ctas &&
                     f->seconds > (is_bounded(c->a) ? BOUNDED_DYNAMIC_SECONDS : DYNAMIC_SECONDS);
     return WEFT_STATUS_SUCCESS;

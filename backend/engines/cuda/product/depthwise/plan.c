@@ -227,12 +227,12 @@ static weftStatus_t choose_block(struct depthwise *d, const struct device *devic
    twice. Each segment reads the rows of its first and last outputs again: twice the span of the filter. */
 static void choose_segments(struct depthwise *d, const struct device *device) {
     const struct axis *h = &d->axes[HEIGHT_AXIS];
-    int64_t whole = divide_up(d->g.n, d->images) * d->axes[DEPTH_AXIS].out * d->tiles * d->channel_blocks, best = 0;
+    int64_t jobs = divide_up(d->g.n, d->images) * d->axes[DEPTH_AXIS].out * d->tiles * d->channel_blocks, best = 0;
     d->segment_rows = max64(h->out, 1);
     for (int64_t segments = 1; segments <= min64(h->out, 64); segments++) {
         /* `used`: rounding may produce fewer segments than requested. */
         int64_t rows = divide_up(h->out, segments), used = divide_up(h->out, rows);
-        int64_t cost = divide_up(whole * used, device->cuda.multiprocessors) * (rows * h->step + 2 * axis_span(h));
+        int64_t cost = divide_up(jobs * used, device->cuda.multiprocessors) * (rows * h->step + 2 * axis_span(h));
         if (best == 0 || cost < best) {
             best = cost;
             d->segment_rows = rows;

@@ -123,8 +123,8 @@ static double predict(const struct grouped *g, const struct device *device) {
         bytes += (double)tensor_bytes(g->c.region->graph->values[node->operands[k]].tensor);
     /* On average, an expert's last tile of rows, or last step of its k, is half empty. */
     double each = (double)g->group_rows / (double)(g->experts ? g->experts : 1);
-    double whole = g->forward ? g->c.tile->rows : arithmetic_rows[g->c.arithmetic].block_k;
-    double padded = each > 0 ? (each / whole + 0.5) * whole / each : 1;
+    double tile_rows = g->forward ? g->c.tile->rows : arithmetic_rows[g->c.arithmetic].block_k;
+    double padded = each > 0 ? (each / tile_rows + 0.5) * tile_rows / each : 1;
     double computing = op_flops(node->op) * padded / (rate * device->cuda.multiprocessors);
     return 4e-6 + computing + price_moving(bytes, device);
 }

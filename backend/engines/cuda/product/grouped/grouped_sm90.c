@@ -99,9 +99,9 @@ static weftStatus_t check_side(const struct product *p, const struct side *side)
 }
 
 /* Chooses the contiguous one of two dimensions as the inner one. */
-static struct side side_of(const struct tensor *tensor, int own, int k) {
+static struct side side_of(const struct tensor *tensor, int outer, int k) {
     bool is_k_major = tensor->strides.at[k] == 1 && tensor->dims.at[k] > 1;
-    return (struct side){tensor, is_k_major ? k : own, is_k_major ? own : k, is_k_major, false};
+    return (struct side){tensor, is_k_major ? k : outer, is_k_major ? outer : k, is_k_major, false};
 }
 
 /* Elements of 128 bytes. */

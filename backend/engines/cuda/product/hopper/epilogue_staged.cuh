@@ -128,9 +128,9 @@ template <class P, int BLOCKS, class R>
 DEVICE void stage_octets(const sum_t (&r_c)[BLOCK_N / 2], const P &p, operands_ahead<P, BLOCKS> &ahead, int block,
                          int number, i32 row, i32 column, u32 s_tile, R &reductions) {
     constexpr int PAIRS = EPILOGUE_TILE_N / 16, AHEAD = operands_ahead<P, BLOCKS>::AHEAD;
-    const int octets = number % PAIRS, whole = block * (BLOCK_N / 16) + number;
+    const int octets = number % PAIRS, octet = block * (BLOCK_N / 16) + number;
     const u32 lane = lane_index();
-    auto &in = ahead.in[whole % AHEAD];
+    auto &in = ahead.in[octet % AHEAD];
     const u32 s_blocks =
         s_tile + lane % 16 * EPILOGUE_ROW_BYTES + ((octets * 2 + lane / 16) ^ tile_swizzle(lane % 16)) * 16;
     if constexpr (AUX_LOAD) {
@@ -152,7 +152,7 @@ DEVICE void stage_octets(const sum_t (&r_c)[BLOCK_N / 2], const P &p, operands_a
             second[i] = pair_of_second(out);
         reductions.add(p, ahead.z, at.row, at.column, r / 4, i % 2, out);
     }
-    ahead.fetch_octets(p, whole + AHEAD);
+    ahead.fetch_octets(p, octet + AHEAD);
     if constexpr (RESULT_BYTES == 2)
         store_matrices(s_blocks, packed);
     else

@@ -151,19 +151,19 @@ static bool image_is_aligned(const struct tensor *tensor) {
    bytes. Otherwise NULL. */
 static const struct epilogue_operand *find_planar(const struct patch *h) {
     const struct epilogue *epilogue = &h->c.epilogue;
-    const struct epilogue_operand *found = NULL;
+    const struct epilogue_operand *operand = NULL;
     for (int k = 0; k < epilogue->count; k++)
         if (epilogue->at[k].role == EPILOGUE_STORE) {
-            if (found || is_volume(h) || dtype_bytes(epilogue->at[k].type, 1) != 2 || h->c.phase_count > 0)
+            if (operand || is_volume(h) || dtype_bytes(epilogue->at[k].type, 1) != 2 || h->c.phase_count > 0)
                 return NULL;
-            found = &epilogue->at[k];
+            operand = &epilogue->at[k];
         }
-    const struct tensor *tensor = found ? h->c.region->graph->values[found->value].tensor : NULL;
-    int64_t last = found ? tensor->dims.count - 1 : 0;
+    const struct tensor *tensor = operand ? h->c.region->graph->values[operand->value].tensor : NULL;
+    int64_t last = operand ? tensor->dims.count - 1 : 0;
     for (int64_t i = 0; i < last; i++)
         if (tensor->strides.at[i] <= 0 || tensor->strides.at[i] % 8 != 0)
             return NULL;
-    return found && tensor->strides.at[last] == 1 && tensor->alignment % 16 == 0 ? found : NULL;
+    return operand && tensor->strides.at[last] == 1 && tensor->alignment % 16 == 0 ? operand : NULL;
 }
 
 /* One group: patches are rectangles in one slice of an image. */

@@ -88,10 +88,10 @@ DEVICE void write_planes(const u32 (&r_pairs)[PIXELS / 4], u32 s_y) {
    four blocks of a pair of octets. */
 DEVICE u32 row_of_blocks(u32 s_y, int pair, u32 lane) {
     constexpr u32 CHUNKS = MEMORY.result_bytes / 16;
-    const bool whole = pair * 16 + 8 < PIXELS; /* the last octet may be single */
+    const bool is_pair = pair * 16 + 8 < PIXELS; /* the last octet may be single */
     const u32 pixel = pair * 16 + lane / 16 * 8 + lane % 8, line = pixel / PITCH, column = pixel % PITCH,
               eight = warp_index() % 4 * 2 + lane / 8 % 2, chunk = eight % CHUNKS;
-    const bool is_wanted = column < TILE_W && line < TILE_H && (whole || lane < 16);
+    const bool is_wanted = column < TILE_W && line < TILE_H && (is_pair || lane < 16);
     const u32 row = !is_wanted ? SPARE_ROW : PITCH == TILE_W ? pixel : line * TILE_W + column;
     return s_y + eight / CHUNKS * MEMORY.result_slice + row * MEMORY.result_bytes +
            (chunk ^ row / (8 / CHUNKS) % CHUNKS) * 16;

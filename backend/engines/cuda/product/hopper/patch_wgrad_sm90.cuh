@@ -75,39 +75,39 @@ DEVICE tile find_tile(const arguments &p, u32 number) {
 }
 
 /* The slice of X that the block's taps read. */
-DEVICE i32 slice_under(const arguments &p, const share &own, const tile &at) {
-    return at.slice + own.tap * DILATION_T - (i32)p.pre_d;
+DEVICE i32 slice_under(const arguments &p, const share &job, const tile &at) {
+    return at.slice + job.tap * DILATION_T - (i32)p.pre_d;
 }
 
 /* False if that slice is outside the volume, where X is zero. */
-DEVICE bool is_inside_volume(const arguments &p, const share &own, const tile &at) {
-    return !IS_VOLUME || (u32)slice_under(p, own, at) < (u32)p.depth;
+DEVICE bool is_inside_volume(const arguments &p, const share &job, const tile &at) {
+    return !IS_VOLUME || (u32)slice_under(p, job, at) < (u32)p.depth;
 }
 
 /* ---- The loader: one thread; TMA fills zeros outside an image ---- */
 
 /* A template, because images have no fifth coordinate. */
-template <class P> DEVICE void load_tile(const P &p, const share &own, const tile &at, u32 slot) {
+template <class P> DEVICE void load_tile(const P &p, const share &job, const tile &at, u32 slot) {
     const i32 column = at.column - (i32)p.pre_w, line = at.line - (i32)p.pre_h;
     arrive_expecting(arrived(slot), MEMORY.patch_bytes + MEMORY.loss_bytes);
     if constexpr (IS_VOLUME) {
-        load_box(patch_slot(slot), p.x_map, arrived(slot), own.channel, column, line, slice_under(p, own, at),
+        load_box(patch_slot(slot), p.x_map, arrived(slot), job.channel, column, line, slice_under(p, job, at),
                  at.image);
-        load_box(loss_slot(slot), p.loss_map, arrived(slot), own.filter, at.column, at.line, at.slice, at.image);
+        load_box(loss_slot(slot), p.loss_map, arrived(slot), job.filter, at.column, at.line, at.slice, at.image);
     } else {
-        load_box(patch_slot(slot), p.x_map, arrived(slot), own.channel, column, line, at.image);
-        load_box(loss_slot(slot), p.loss_map, arrived(slot), own.filter, at.column, at.line, at.image);
+        load_box(patch_slot(slot), p.x_map, arrived(slot), job.channel, column, line, at.image);
+        load_box(loss_slot(slot), p.loss_map, arrived(slot), job.filter, at.column, at.line, at.image);
     }
 }
 
-DEVICE void load_tiles(const arguments &p, const share &own) {
+DEVICE void load_tiles(const arguments &p, const share &job) {
     slot_cursor fill;
-    for (u32 number = own.part; number < (u32)p.tiles; number += (u32)p.splits) {
+    for (u32 number = job.part; number < (u32)p.tiles; number += (u32)p.splits) {
         const tile at = find_tile(p, number);
-        if (!is_inside_volume(p, own, at))
+        if (!is_inside_volume(p, job, at))
             continue;
         wait(released(fill.slot), fill.phase ^ 1);
-        load_tile(p, own, at, fill.slot);
+        load_tile(p, job, at, fill.slot);
         fill.advance();
     }
 }
@@ -153,23 +153,23 @@ DEVICE void multiply_tile(sums &r_w, u32 slot, const u32 (&taps)[OWN_TAPS], u32 
 }
 
 /* Stores the partial sums of one part as [filters][taps, channels], or transposed. */
-DEVICE void store_partials(const sums &r_w, const arguments &p, const share &own, int group) {
+DEVICE void store_partials(const sums &r_w, const arguments &p, const share &job, int group) {
     const i64 columns = (i64)(TAPS_T * TAPS) * p.channels;
-    const i32 row = own.filter + warp_index() % 4 * 16 + lane_index() / 4;
+    const i32 row = job.filter + warp_index() % 4 * 16 + lane_index() / 4;
 #pragma unroll
     for (int t = 0; t < OWN_TAPS; ++t)
 #pragma unroll
         for (int i = 0; i < CHANNELS / 2; ++i) {
-            const int tap = own.tap * TAPS + own_tap(group, t);
-            const i64 k = row + i / 2 % 2 * 8, c = own.channel + i / 4 * 8 + lane_index() % 4 * 2 + i % 2;
+            const int tap = job.tap * TAPS + own_tap(group, t);
+            const i64 k = row + i / 2 % 2 * 8, c = job.channel + i / 4 * 8 + lane_index() % 4 * 2 + i % 2;
             const i64 column = (IS_FLIPPED ? TAPS_T * TAPS - 1 - tap : tap) * p.channels + c;
             if (own_tap(group, t) < TAPS && k < p.filters && c < p.channels)
-                p.partial[own.part * p.filters * columns +
+                p.partial[job.part * p.filters * columns +
                           (LEAD_IS_ROW ? column * p.filters + k : k * columns + column)] = r_w[t][i];
         }
 }
 
-DEVICE void multiply_tiles(const arguments &p, const share &own, int group) {
+DEVICE void multiply_tiles(const arguments &p, const share &job, int group) {
     sums r_w = {};
     u32 taps[OWN_TAPS];
 #pragma unroll
@@ -177,8 +177,8 @@ DEVICE void multiply_tiles(const arguments &p, const share &own, int group) {
         taps[t] = tap_offset(own_tap(group, t));
     const u32 lane_at = lane_offset();
     slot_cursor use;
-    for (u32 number = own.part; number < (u32)p.tiles; number += (u32)p.splits) {
-        if (!is_inside_volume(p, own, find_tile(p, number)))
+    for (u32 number = job.part; number < (u32)p.tiles; number += (u32)p.splits) {
+        if (!is_inside_volume(p, job, find_tile(p, number)))
             continue;
         wait(arrived(use.slot), use.phase);
         multiply_tile(r_w, use.slot, taps, lane_at);
@@ -198,7 +198,7 @@ DEVICE void multiply_tiles(const arguments &p, const share &own, int group) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) patch_wgrad_sm90(const __grid_constant__ arguments p) {
     const u32 warp = warp_index();
-    const share own = own_share(p);
+    const share job = own_share(p);
     if (warp == 0 && elect_one()) {
         prefetch_map(p.x_map);
         prefetch_map(p.loss_map);
@@ -214,9 +214,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) patch_wgrad_sm90(const 
     if (warp < 4) {
         shrink_registers<40>();
         if (warp == 0 && elect_one())
-            load_tiles(p, own);
+            load_tiles(p, job);
     } else {
         grow_registers<152>();
-        multiply_tiles(p, own, warp / 4 - 1);
+        multiply_tiles(p, job, warp / 4 - 1);
     }
 }

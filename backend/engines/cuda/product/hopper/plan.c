@@ -223,8 +223,8 @@ double hopper_seconds(const struct hopper_tile *tile, const struct device *devic
     double clusters = (double)(hopper_clusters(tile, device) / tile_splits(tile));
     /* The last wave takes as long as a full one, however few tiles it has, except for the halves of a cluster split,
        which wait for memory. */
-    double whole = (double)divide_up((int64_t)units, clusters), share = units / clusters;
-    double waves = tile_splits(tile) > 1 && share > 1 ? share : whole, area = (double)tile->rows * tile->columns;
+    double full_waves = (double)divide_up((int64_t)units, clusters), share = units / clusters;
+    double waves = tile_splits(tile) > 1 && share > 1 ? share : full_waves, area = (double)tile->rows * tile->columns;
     double summing = steps / tile_splits(tile) * step_clocks(tile), at_work = tile_is_pingpong(tile) ? 2 * area : area;
     double end = EPILOGUE_CLOCKS + at_work * (1 / EPILOGUE_ELEMENTS_PER_CLOCK + epilogue / INSTRUCTIONS_PER_CLOCK);
     /* each of two groups computes a tile */

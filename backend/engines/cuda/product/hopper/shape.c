@@ -494,10 +494,10 @@ bool hopper_gathers(const struct graph *graph, int node, int value) {
 int64_t hopper_part_stride(const struct hopper *h, int operand, int part, int dim) {
     const struct view_dim *at = &h->view[operand].dims[dim];
     const struct concat_op *parts = h->parts[operand];
-    const struct tensor *whole = h->c.operand[operand].tensor, *own = parts->inputs.tensors[part];
-    for (int64_t d = 0; d < whole->dims.count; d++)
-        if (d != concat_axis(parts) && whole->dims.at[d] != 1 && at->extent > 1)
-            return at->stride * own->strides.at[d] / whole->strides.at[d];
+    const struct tensor *joined = h->c.operand[operand].tensor, *part_tensor = parts->inputs.tensors[part];
+    for (int64_t d = 0; d < joined->dims.count; d++)
+        if (d != concat_axis(parts) && joined->dims.at[d] != 1 && at->extent > 1)
+            return at->stride * part_tensor->strides.at[d] / joined->strides.at[d];
     return at->stride;
 }
 
@@ -518,9 +518,9 @@ static weftStatus_t check_parts(const struct hopper *h, int operand) {
     const struct concat_op *parts = h->parts[operand];
     const struct map_view *view = &h->view[operand];
     const struct view_dim *k = &view->dims[0];
-    const struct tensor *whole = h->c.operand[operand].tensor;
+    const struct tensor *joined = h->c.operand[operand].tensor;
     int64_t step = HOPPER_K_BYTES / element_bytes(h, operand), end = 0;
-    bool is_even = view->is_k_major && k->role == ROLE_K && k->extent == whole->dims.at[concat_axis(parts)] &&
+    bool is_even = view->is_k_major && k->role == ROLE_K && k->extent == joined->dims.at[concat_axis(parts)] &&
                    k->per_group == 0 && !h->k_is_pixels && !h->is_planes && parts->inputs.count <= PARTS_MAX &&
                    has_valid_strides(h, operand);
     for (int64_t part = 0; part + 1 < parts->inputs.count && is_even; part++) {
@@ -531,7 +531,7 @@ static weftStatus_t check_parts(const struct hopper *h, int operand) {
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: %s consists of parts; this engine reads up to %d parts of whole steps of %d "
              "bytes along the summed dimension, without operations before it.",
-             descriptor_label(h->c.node->op), descriptor_label(&whole->base), PARTS_MAX, HOPPER_K_BYTES);
+             descriptor_label(h->c.node->op), descriptor_label(&joined->base), PARTS_MAX, HOPPER_K_BYTES);
     return WEFT_STATUS_SUCCESS;
 }
 

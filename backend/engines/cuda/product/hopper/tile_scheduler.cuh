@@ -15,9 +15,9 @@ struct tile_scheduler : tile_coordinates {
 
     /* Divisions take hundreds of clocks; callers overlap this with waiting for other roles. */
     DEVICE void locate(const arguments &p) {
-        const u32 whole = divide(tile, p.tiles_per_entry), within = tile - whole * p.tiles_per_entry.value;
-        split = divide(whole, p.batches);
-        z = (index)(whole - split * p.batches.value);
+        const u32 entry = divide(tile, p.tiles_per_entry), within = tile - entry * p.tiles_per_entry.value;
+        split = divide(entry, p.batches);
+        z = (index)(entry - split * p.batches.value);
         if constexpr (HAS_PHASES)
             z = (index)p.batches.value - 1 - z; /* phases with many taps have the last numbers but should run first */
         const u32 group = divide(within, p.tiles_per_raster_group),

@@ -55,11 +55,11 @@ static weftStatus_t add_copy(struct cuda_step *state, const struct packing *pack
     /* Every chosen candidate has an entry in `staged`. */
     while (value->value != candidate->value)
         value++;
-    const struct kernel_place places[] = {{is_result ? COPY_TO : COPY_FROM, value->value, 0, NULL},
-                                          {is_result ? COPY_FROM : COPY_TO, -1, value->scratch, NULL}};
+    const struct kernel_place targets[] = {{is_result ? COPY_TO : COPY_FROM, value->value, 0, NULL},
+                                           {is_result ? COPY_FROM : COPY_TO, -1, value->scratch, NULL}};
     TRY(make_copy(&step.region, candidate, is_result, arena));
     TRY(step.family->build(&step, device, NULL, arena));
-    return kernels_take(state, step.state, places, 2, 0, arena);
+    return kernels_take(state, step.state, targets, 2, 0, arena);
 }
 
 /* ---- Acceptance -------------------------------------------------------------------------------------------------- */

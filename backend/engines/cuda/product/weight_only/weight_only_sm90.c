@@ -78,8 +78,9 @@ static double predict(const struct weight_only_sm90 *w, const struct device *dev
     double least = STEP_SECONDS + STEP_SECONDS_PER_COLUMN * w->columns;
     step = step > fill ? step : fill;
     step = step > least ? step : least;
-    double whole = FILL_SECONDS + (w->splits > 1 ? SPLIT_SECONDS : 0) + (double)divide_up(w->steps, w->splits) * step;
-    double computing = (double)waves * whole;
+    double tile_seconds =
+        FILL_SECONDS + (w->splits > 1 ? SPLIT_SECONDS : 0) + (double)divide_up(w->steps, w->splits) * step;
+    double computing = (double)waves * tile_seconds;
     double moving = (double)(tensor_bytes(w->p.weights->x) + tensor_bytes(w->p.weights->scale)) / MEMORY_SHARE /
                     (double)device->cuda.bandwidth;
     double longer = computing > moving ? computing : moving, shorter = computing + moving - longer;

@@ -9,57 +9,57 @@ import checks
 import numpy as np
 import pytest
 from attention_gradients import KEEPS, Gradients, build, expected
-from attention_spelling import DROPOUTS, Spelling
+from attention_pattern import DROPOUTS, Pattern
 
 PARTS = {
-    "plain": Gradients(Spelling(scale=None)),
-    "scaled": Gradients(Spelling()),
-    "with o": Gradients(Spelling(mask="causal"), o=True),
-    "sums of o": Gradients(Spelling(mask="causal"), sums="o", o=True),
-    "sums of an o that nobody wants": Gradients(Spelling(scale="div"), sums="o"),
-    "sums apart": Gradients(Spelling(mask="causal"), sums="apart", o=True),
-    "transposed": Gradients(Spelling(mask="causal"), transposed=True, zeros=True),
-    "direct": Gradients(Spelling(), direct=True, scaled="results"),
-    "statistics": Gradients(Spelling(mask="causal"), weights="statistics", sums="o"),
-    "statistics of a bias": Gradients(Spelling(bias=(2, 4, 7, 9)), weights="statistics", sums="o"),
-    "heads side by side": Gradients(Spelling(side_by_side=True, mask="causal"), o=False, transposed=True),
-    "keys by strides": Gradients(Spelling(keys="strides"), o=True),
-    "scaled queries": Gradients(Spelling(scale="query"), transposed=True),
-    "scaled keys": Gradients(Spelling(scale="key")),
-    "scale in memory": Gradients(Spelling(scale="tensor")),
-    "scaled twice": Gradients(Spelling(scale="twice", value_depth=5)),
-    "soft cap": Gradients(Spelling(cap=True, mask="causal"), zeros=True, o=True),
-    "soft cap by its mode": Gradients(Spelling(cap=True, scale="div"), cap="backward"),
-    "soft cap, scaled behind": Gradients(Spelling(cap=True, mask="window"), scaled="results"),
-    "bias": Gradients(Spelling(bias=(2, 4, 7, 9), mask="causal"), o=True),
-    "bias of heads": Gradients(Spelling(bias=(1, 4, 1, 9), cap=True), zeros=False),
-    "a mask that is given": Gradients(Spelling(mask="given"), zeros=True, o=True),
-    "a mask of two": Gradients(Spelling(mask="given and causal"), zeros=True),
-    "even": Gradients(Spelling(mask="even"), zeros=True),
-    "even, without zeros": Gradients(Spelling(mask="even"), o=True),
-    "hidden by a number": Gradients(Spelling(mask="causal by a number"), zeros=True),
-    "hidden by a small number": Gradients(Spelling(mask="causal by a small number"), zeros=True),
-    "dropout": Gradients(Spelling(dropout=0.25, mask="causal"), o=True),
-    "dropout by a mask": Gradients(Spelling(drop_mask="bool8", mask="causal"), o=True),
-    "dropout by numbers and sums of o": Gradients(Spelling(drop_mask="f32"), sums="o"),
-    "dropout and sums of o": Gradients(Spelling(dropout=0.5), sums="o"),
-    "one matrix": Gradients(Spelling(rank=2, heads=(1, 1), mask="causal")),
-    "three dimensions": Gradients(Spelling(rank=3, heads=(3, 3), bias=(1, 3, 7, 9), mask="window"), o=True),
-    "five dimensions": Gradients(Spelling(rank=5, heads=(6, 3), mask="causal")),
-    "one head of keys": Gradients(Spelling(heads=(4, 1), mask="causal"), sums="o", transposed=True),
-    "copied heads": Gradients(Spelling(heads=(6, 2), copied=True), o=True),
-    "copied heads, transposed": Gradients(Spelling(heads=(6, 2), copied=True), transposed=True),
-    "products of three dimensions": Gradients(Spelling(batched=True, bias=(2, 1, 7, 9)), o=True),
-    "products of three, sums of o": Gradients(Spelling(batched=True), sums="o", transposed=True),
-    "a sink": Gradients(Spelling(sink=True, mask="causal"), o=True),
-    "scaled by nothing": Gradients(Spelling(scale="zero")),
-    "softmax by division": Gradients(Spelling(softmax="div", mask="causal"), o=True),
-    "softmax by a reciprocal": Gradients(Spelling(softmax="reciprocal"), transposed=True),
-    "queries alone": Gradients(Spelling(), wanted=("dq",)),
-    "keys alone": Gradients(Spelling(), wanted=("dk",), transposed=True),
-    "values not": Gradients(Spelling(), wanted=("dq", "dk"), o=True),
-    "weights are wanted": Gradients(Spelling(mask="causal"), stored=True),
-    "one query": Gradients(Spelling(rows=1, columns=40)),
+    "plain": Gradients(Pattern(scale=None)),
+    "scaled": Gradients(Pattern()),
+    "with o": Gradients(Pattern(mask="causal"), o=True),
+    "sums of o": Gradients(Pattern(mask="causal"), sums="o", o=True),
+    "sums of an o that nobody wants": Gradients(Pattern(scale="div"), sums="o"),
+    "sums apart": Gradients(Pattern(mask="causal"), sums="apart", o=True),
+    "transposed": Gradients(Pattern(mask="causal"), transposed=True, zeros=True),
+    "direct": Gradients(Pattern(), direct=True, scaled="results"),
+    "statistics": Gradients(Pattern(mask="causal"), weights="statistics", sums="o"),
+    "statistics of a bias": Gradients(Pattern(bias=(2, 4, 7, 9)), weights="statistics", sums="o"),
+    "heads side by side": Gradients(Pattern(side_by_side=True, mask="causal"), o=False, transposed=True),
+    "keys by strides": Gradients(Pattern(keys="strides"), o=True),
+    "scaled queries": Gradients(Pattern(scale="query"), transposed=True),
+    "scaled keys": Gradients(Pattern(scale="key")),
+    "scale in memory": Gradients(Pattern(scale="tensor")),
+    "scaled twice": Gradients(Pattern(scale="twice", value_depth=5)),
+    "soft cap": Gradients(Pattern(cap=True, mask="causal"), zeros=True, o=True),
+    "soft cap by its mode": Gradients(Pattern(cap=True, scale="div"), cap="backward"),
+    "soft cap, scaled behind": Gradients(Pattern(cap=True, mask="window"), scaled="results"),
+    "bias": Gradients(Pattern(bias=(2, 4, 7, 9), mask="causal"), o=True),
+    "bias of heads": Gradients(Pattern(bias=(1, 4, 1, 9), cap=True), zeros=False),
+    "a mask that is given": Gradients(Pattern(mask="given"), zeros=True, o=True),
+    "a mask of two": Gradients(Pattern(mask="given and causal"), zeros=True),
+    "even": Gradients(Pattern(mask="even"), zeros=True),
+    "even, without zeros": Gradients(Pattern(mask="even"), o=True),
+    "hidden by a number": Gradients(Pattern(mask="causal by a number"), zeros=True),
+    "hidden by a small number": Gradients(Pattern(mask="causal by a small number"), zeros=True),
+    "dropout": Gradients(Pattern(dropout=0.25, mask="causal"), o=True),
+    "dropout by a mask": Gradients(Pattern(drop_mask="bool8", mask="causal"), o=True),
+    "dropout by numbers and sums of o": Gradients(Pattern(drop_mask="f32"), sums="o"),
+    "dropout and sums of o": Gradients(Pattern(dropout=0.5), sums="o"),
+    "one matrix": Gradients(Pattern(rank=2, heads=(1, 1), mask="causal")),
+    "three dimensions": Gradients(Pattern(rank=3, heads=(3, 3), bias=(1, 3, 7, 9), mask="window"), o=True),
+    "five dimensions": Gradients(Pattern(rank=5, heads=(6, 3), mask="causal")),
+    "one head of keys": Gradients(Pattern(heads=(4, 1), mask="causal"), sums="o", transposed=True),
+    "copied heads": Gradients(Pattern(heads=(6, 2), copied=True), o=True),
+    "copied heads, transposed": Gradients(Pattern(heads=(6, 2), copied=True), transposed=True),
+    "products of three dimensions": Gradients(Pattern(batched=True, bias=(2, 1, 7, 9)), o=True),
+    "products of three, sums of o": Gradients(Pattern(batched=True), sums="o", transposed=True),
+    "a sink": Gradients(Pattern(sink=True, mask="causal"), o=True),
+    "scaled by nothing": Gradients(Pattern(scale="zero")),
+    "softmax by division": Gradients(Pattern(softmax="div", mask="causal"), o=True),
+    "softmax by a reciprocal": Gradients(Pattern(softmax="reciprocal"), transposed=True),
+    "queries alone": Gradients(Pattern(), wanted=("dq",)),
+    "keys alone": Gradients(Pattern(), wanted=("dk",), transposed=True),
+    "values not": Gradients(Pattern(), wanted=("dq", "dk"), o=True),
+    "weights are wanted": Gradients(Pattern(mask="causal"), stored=True),
+    "one query": Gradients(Pattern(rows=1, columns=40)),
 }
 
 
@@ -89,12 +89,12 @@ def test_parts(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("sizes", [{"rows": 0}, {"columns": 0}, {"batch": 0}])
 def test_sizes_of_zero(sizes: dict[str, int]) -> None:
-    check(Gradients(Spelling(**sizes, mask="causal"), o=True), "bf16", ("packed",))
+    check(Gradients(Pattern(**sizes, mask="causal"), o=True), "bf16", ("packed",))
 
 
 def test_rows_without_a_key() -> None:
     """They have no weights, and give no gradients."""
-    n = Gradients(Spelling(mask="given", rows=9), zeros=True)
+    n = Gradients(Pattern(mask="given", rows=9), zeros=True)
     inputs = n.inputs("bf16")
     inputs["mask"][..., 5, :] = False
     want, _ = expected(n, inputs, "bf16")
@@ -117,7 +117,7 @@ def _mutant(seed: int) -> Gradients:
     side_by_side = (
         rank == 4 and not copied and heads[0] == heads[1] and keys == "operation" and draw.random() < 0.3
     )
-    s = Spelling(
+    s = Pattern(
         rank=rank,
         heads=heads,
         rows=rows,

@@ -16,7 +16,7 @@ SEED = 11
 
 
 @dataclass
-class Spelling:
+class Pattern:
     """Sizes, and the decomposition of each part; None: the part is absent."""
 
     rank: int = 4  # of all tensors
@@ -89,25 +89,25 @@ DROPOUTS += [{"drop_mask": "bool8"}, {"drop_mask": "f32"}]
 # ---- Masks: as operations on scores, and which scores stay -------------------------------------------------
 
 
-def _indices(s: Spelling, g: weft.Graph, scores: Any) -> tuple[Any, Any]:
+def _indices(s: Pattern, g: weft.Graph, scores: Any) -> tuple[Any, Any]:
     return g.gen_index(scores, axis=s.rank - 2), g.gen_index(scores, axis=s.rank - 1)
 
 
 def _selected(compare: Callable[..., Any], hidden: float = -INF) -> Callable[..., Any]:
-    def mask(s: Spelling, g: weft.Graph, scores: Any, **_: Any) -> Any:
+    def mask(s: Pattern, g: weft.Graph, scores: Any, **_: Any) -> Any:
         return g.binary_select(scores, hidden, compare(g, *_indices(s, g, scores)))
 
     return mask
 
 
 def _hidden(compare: Callable[..., Any]) -> Callable[..., Any]:
-    def mask(s: Spelling, g: weft.Graph, scores: Any, **_: Any) -> Any:
+    def mask(s: Pattern, g: weft.Graph, scores: Any, **_: Any) -> Any:
         return g.binary_select(-INF, scores, compare(g, *_indices(s, g, scores)))
 
     return mask
 
 
-def _added(s: Spelling, g: weft.Graph, scores: Any, **_: Any) -> Any:
+def _added(s: Pattern, g: weft.Graph, scores: Any, **_: Any) -> Any:
     row, column = _indices(s, g, scores)
     return g.add(scores, g.binary_select(0.0, -INF, g.cmp_ge(row, column)))
 
@@ -116,15 +116,15 @@ def _window(g: weft.Graph, row: Any, column: Any) -> Any:
     return g.logical_and(g.cmp_le(column, g.add(row, 2)), g.cmp_gt(column, g.sub(row, 6)))
 
 
-def _given(s: Spelling, g: weft.Graph, scores: Any, *, mask: Any, **_: Any) -> Any:
+def _given(s: Pattern, g: weft.Graph, scores: Any, *, mask: Any, **_: Any) -> Any:
     return g.binary_select(scores, -INF, mask)
 
 
-def _given_number(s: Spelling, g: weft.Graph, scores: Any, *, mask: Any, **_: Any) -> Any:
+def _given_number(s: Pattern, g: weft.Graph, scores: Any, *, mask: Any, **_: Any) -> Any:
     return g.binary_select(scores, -30000.0, mask)
 
 
-def _given_and_causal(s: Spelling, g: weft.Graph, scores: Any, *, mask: Any, **_: Any) -> Any:
+def _given_and_causal(s: Pattern, g: weft.Graph, scores: Any, *, mask: Any, **_: Any) -> Any:
     row, column = _indices(s, g, scores)
     return g.binary_select(scores, -INF, g.logical_and(mask, g.cmp_ge(row, column)))
 
@@ -161,7 +161,7 @@ MASKS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 # ---- As a graph --------------------------------------------------------------------------------------------
 
 
-def _typed(s: Spelling, tensor: Any, part: str) -> Any:
+def _typed(s: Pattern, tensor: Any, part: str) -> Any:
     return tensor.set_data_type(s.types[part]) if part in s.types else tensor
 
 
@@ -169,7 +169,7 @@ def _reshaped(g: weft.Graph, x: Any, *dims: int) -> Any:
     return g.reshape(x, reshape_mode=weft.reshape_mode.LOGICAL).set_dim(dims)
 
 
-def _copied(s: Spelling, g: weft.Graph, x: Any, rows: int, columns: int) -> Any:
+def _copied(s: Pattern, g: weft.Graph, x: Any, rows: int, columns: int) -> Any:
     """[B, Hk, ..] as [B, Hq, ..]."""
     hq, hk = s.heads
     apart = _reshaped(g, x, s.batch, hk, 1, rows, columns)
@@ -177,11 +177,11 @@ def _copied(s: Spelling, g: weft.Graph, x: Any, rows: int, columns: int) -> Any:
     return _reshaped(g, copies, s.batch, hq, rows, columns)
 
 
-def _batches(s: Spelling, g: weft.Graph, x: Any, heads: int, rows: int, columns: int) -> Any:
+def _batches(s: Pattern, g: weft.Graph, x: Any, heads: int, rows: int, columns: int) -> Any:
     return _reshaped(g, x, s.batch * heads, rows, columns) if s.batched else x
 
 
-def _transposed(s: Spelling, g: weft.Graph, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+def _transposed(s: Pattern, g: weft.Graph, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     if s.copied:
         k = _copied(s, g, k, s.columns, s.depth)
         v = _copied(s, g, v, s.columns, s.value_depth)
@@ -196,7 +196,7 @@ def _transposed(s: Spelling, g: weft.Graph, q: Any, k: Any, v: Any) -> tuple[Any
     return q, g.transpose(k, last) if s.keys == "operation" else k, v
 
 
-def _scores(s: Spelling, g: weft.Graph, q: Any, k: Any, given: dict[str, Any]) -> Any:
+def _scores(s: Pattern, g: weft.Graph, q: Any, k: Any, given: dict[str, Any]) -> Any:
     if s.scale == "query":
         q = g.mul(q, 0.375)
     if s.scale == "key":
@@ -221,7 +221,7 @@ def _scores(s: Spelling, g: weft.Graph, q: Any, k: Any, given: dict[str, Any]) -
     return _typed(s, x, "scores")
 
 
-def _softmax(s: Spelling, g: weft.Graph, x: Any, given: dict[str, Any]) -> tuple[Any, list[Any]]:
+def _softmax(s: Pattern, g: weft.Graph, x: Any, given: dict[str, Any]) -> tuple[Any, list[Any]]:
     """Weights, and statistics: the logarithm of the sum, the largest score, the sum."""
     if s.softmax == "operation":
         stats = {name: g.tensor(name=name) for name in ("stats", "max", "sum_exp")} if s.stats else {}
@@ -234,7 +234,7 @@ def _softmax(s: Spelling, g: weft.Graph, x: Any, given: dict[str, Any]) -> tuple
     return p, [g.add(largest, g.log(total)), largest, total] if s.stats else []
 
 
-def kept_by(s: Spelling, g: weft.Graph, given: dict[str, Any]) -> tuple[Any, float]:
+def kept_by(s: Pattern, g: weft.Graph, given: dict[str, Any]) -> tuple[Any, float]:
     """Returns the factors of the dropout mask and their scale; None without dropout."""
     if s.drop_mask:
         is_truth = s.drop_mask.startswith("bool")
@@ -245,14 +245,14 @@ def kept_by(s: Spelling, g: weft.Graph, given: dict[str, Any]) -> tuple[Any, flo
     return kept.set_dim(s.dims(s.rows, s.columns, s.heads[0])), 1 / (1 - s.dropout)
 
 
-def kept_of(s: Spelling, inputs: dict[str, Any], shape: tuple[int, ...]) -> Any:
+def kept_of(s: Pattern, inputs: dict[str, Any], shape: tuple[int, ...]) -> Any:
     """The same as numbers, including the scale."""
     if s.drop_mask:
         return np.broadcast_to(checks.exact(inputs["drop"]), shape) * 1.25
     return (units(shape, seed=SEED) < 1 - s.dropout) / (1 - s.dropout) if s.dropout else np.ones(shape)
 
 
-def build(s: Spelling) -> Callable[..., Any]:
+def build(s: Pattern) -> Callable[..., Any]:
     """Builds the graph: the result, and the requested statistics."""
 
     def make(g: weft.Graph, q: Any, k: Any, v: Any, **given: Any) -> Any:
@@ -275,7 +275,7 @@ def build(s: Spelling) -> Callable[..., Any]:
 # ---- In NumPy ----------------------------------------------------------------------------------------------
 
 
-def _as_read(s: Spelling, inputs: dict[str, Any]) -> list[np.ndarray[Any, Any]]:
+def _as_read(s: Pattern, inputs: dict[str, Any]) -> list[np.ndarray[Any, Any]]:
     q, k, v = (checks.exact(inputs[name]) for name in "qkv")
     if s.side_by_side:
         q, k, v = (each.swapaxes(1, 2) for each in (q, k, v))
@@ -287,15 +287,15 @@ def _as_read(s: Spelling, inputs: dict[str, Any]) -> list[np.ndarray[Any, Any]]:
     return [q, k, v]
 
 
-def _as_written(s: Spelling, o: Any) -> Any:
+def _as_written(s: Pattern, o: Any) -> Any:
     return o.swapaxes(1, 2).reshape(s.batch, s.rows, -1) if s.joined else o
 
 
-def _rounded(s: Spelling, x: Any, part: str) -> Any:
+def _rounded(s: Pattern, x: Any, part: str) -> Any:
     return checks.exact(checks.narrow(x, s.types[part])) if part in s.types else x
 
 
-def _masked(s: Spelling, x: Any, inputs: dict[str, Any]) -> Any:
+def _masked(s: Pattern, x: Any, inputs: dict[str, Any]) -> Any:
     i, j = np.arange(s.rows)[:, None], np.arange(s.columns)
     stays = np.broadcast_to(MASKS[s.mask or ""][1](i, j), x.shape)
     if "mask" in inputs:
@@ -304,7 +304,7 @@ def _masked(s: Spelling, x: Any, inputs: dict[str, Any]) -> Any:
     return np.where(stays, x, hidden)
 
 
-def expected(s: Spelling, inputs: dict[str, Any]) -> tuple[list[Any], Any]:
+def expected(s: Pattern, inputs: dict[str, Any]) -> tuple[list[Any], Any]:
     """The results, and of the first one sum(|p| |v|), of which a rounding of the weights may lose a part."""
     q, k, v = _as_read(s, inputs)
     factor = {"mul": 0.375, "query": 0.375, "tensor": 0.375, "twice": 0.375, "div": 1 / 2.5, "key": 0.5}
@@ -343,7 +343,7 @@ def _weights(x: Any, axis: int = -1) -> Any:
     return e / e.sum(axis, keepdims=True)
 
 
-def _spelled_weights(g: weft.Graph, x: Any, axis: int = 3, types: dict[str, str] | None = None) -> Any:
+def _primitive_weights(g: weft.Graph, x: Any, axis: int = 3, types: dict[str, str] | None = None) -> Any:
     rows = [16 if i == 5 - axis else n for i, n in enumerate((2, 3, 1, 1))]
     largest = g.reduction(x, weft.reduction_mode.MAX).set_dim(rows)
     e = g.exp(g.sub(x, largest))
@@ -395,8 +395,8 @@ NEAR_MISSES = {
         lambda q, k, v: _weights(q @ k, 2) @ v,
         "does not sum along the last dimension",
     ),
-    "columns, spelled": NearMiss(
-        lambda g, q, k, v: g.matmul(_spelled_weights(g, g.matmul(q, k), axis=2), v),
+    "columns, primitive operations": NearMiss(
+        lambda g, q, k, v: g.matmul(_primitive_weights(g, g.matmul(q, k), axis=2), v),
         lambda q, k, v: _weights(q @ k, 2) @ v,
         "not the result of a softmax",
     ),
@@ -421,12 +421,12 @@ NEAR_MISSES = {
         "does not round weights",
     ),
     "exponentials of a type": NearMiss(
-        lambda g, q, k, v: g.matmul(_spelled_weights(g, g.matmul(q, k), types={"exponentials": "bf16"}), v),
+        lambda g, q, k, v: g.matmul(_primitive_weights(g, g.matmul(q, k), types={"exponentials": "bf16"}), v),
         _plain,
         "to which attention does not round",
     ),
     "a sum of a type": NearMiss(
-        lambda g, q, k, v: g.matmul(_spelled_weights(g, g.matmul(q, k), types={"sum": "bf16"}), v),
+        lambda g, q, k, v: g.matmul(_primitive_weights(g, g.matmul(q, k), types={"sum": "bf16"}), v),
         _plain,
         "to which attention does not round",
     ),

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import weft
 from attention_gradients import Gradients, build
-from attention_spelling import Spelling
+from attention_pattern import Pattern
 
-FAMILY = "cuda.spelled_attention"
+FAMILY = "cuda.attention_pattern"
 HOPPER = r"cuda.attention_hopper: wgmma [^;]*"
 LARGE: dict[str, Any] = {"batch": 1, "heads": (16, 16), "rows": 4096, "columns": 4096, "depth": 128}
 LARGE |= {"value_depth": 128}
-CAUSAL = Spelling(**LARGE, mask="causal")
+CAUSAL = Pattern(**LARGE, mask="causal")
 
 
 def inputs_of(n: Gradients, g: weft.Graph) -> dict[str, Any]:
@@ -69,7 +69,7 @@ WHOLE = {
         ", causal",
     ),
     "products of three dimensions": (
-        Gradients(Spelling(**LARGE, batched=True, mask="causal"), sums="o"),
+        Gradients(Pattern(**LARGE, batched=True, mask="causal"), sums="o"),
         "sdpa_fwd and sdpa_bwd",
         ", causal",
     ),
@@ -104,8 +104,8 @@ def test_the_kernels_are_those_of_the_operation() -> None:
     for tensor in results:
         tensor.set_output(True)
     one.build()
-    spelled = planned(Gradients(CAUSAL, weights="statistics", sums="o"))
-    texts = [[kernel.text for kernel in g.plan.kernels()] for g in (spelled, one)]
+    by_pattern = planned(Gradients(CAUSAL, weights="statistics", sums="o"))
+    texts = [[kernel.text for kernel in g.plan.kernels()] for g in (by_pattern, one)]
     assert texts[0] == texts[1]
 
 
@@ -124,7 +124,7 @@ def refusals(g: weft.Graph) -> str:
 
 
 def _weights_are_wanted(g: weft.Graph, q: Any, k: Any, v: Any, d_o: Any) -> list[Any]:
-    *results, p = build(Gradients(Spelling(), stored=True))(g, q, k, v, d_o)
+    *results, p = build(Gradients(Pattern(), stored=True))(g, q, k, v, d_o)
     return [*results, p.set_data_type("f32")]
 
 
@@ -135,7 +135,7 @@ def _given_weights(g: weft.Graph, q: Any, k: Any, v: Any, d_o: Any) -> list[Any]
     return [g.matmul(ds, k), g.matmul(g.transpose(ds, [0, 1, 3, 2]), q)]
 
 
-def _spelled(
+def _primitive(
     g: weft.Graph,
     q: Any,
     k: Any,
@@ -158,15 +158,15 @@ REFUSED = {
     "weights are wanted": (_weights_are_wanted, "is read outside of the attention"),
     "weights are given": (_given_weights, "is stored in memory: attention recomputes weights"),
     "other sums": (
-        lambda g, *x: _spelled(g, *x, sums=lambda g, p, dp, d_o, q: (p, p)),
+        lambda g, *x: _primitive(g, *x, sums=lambda g, p, dp, d_o, q: (p, p)),
         "is not the row sums of P dP or of dO o",
     ),
     "another factor": (
-        lambda g, *x: _spelled(g, *x, key_scale=0.5),
+        lambda g, *x: _primitive(g, *x, key_scale=0.5),
         "has a different factor than the other gradient",
     ),
     "other queries": (
-        lambda g, *x: _spelled(g, *x, other=lambda g, q: g.relu(q)),
+        lambda g, *x: _primitive(g, *x, other=lambda g, q: g.relu(q)),
         "multiplies the gradient of the scores by a tensor other than the queries",
     ),
 }

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import weft
-from attention_spelling import MASKS, NEAR_MISSES, NEARLY, Spelling, build
+from attention_pattern import MASKS, NEAR_MISSES, NEARLY, Pattern, build
 
-FAMILY = "cuda.spelled_attention"
+FAMILY = "cuda.attention_pattern"
 LARGE: dict[str, Any] = {"batch": 4, "heads": (16, 4), "rows": 1024, "columns": 1024, "depth": 128}
 LARGE |= {"value_depth": 128}
 
@@ -25,7 +25,7 @@ def planned(g: weft.Graph, outputs: Any) -> list[tuple[str, str]]:
     return [(step["family"], step["detail"]) for step in g.build().plan.report["steps"]]
 
 
-def inputs_of(s: Spelling, g: weft.Graph) -> dict[str, Any]:
+def inputs_of(s: Pattern, g: weft.Graph) -> dict[str, Any]:
     hq, hk = s.heads
     made = {
         "q": g.tensor(s.dims(s.rows, s.depth, hq)),
@@ -39,7 +39,7 @@ def inputs_of(s: Spelling, g: weft.Graph) -> dict[str, Any]:
     return made
 
 
-def plan(s: Spelling, **options: Any) -> list[tuple[str, str]]:
+def plan(s: Pattern, **options: Any) -> list[tuple[str, str]]:
     g = graph(**options)
     made = build(s)(g, **inputs_of(s, g))
     for statistic in made[1:] if s.stats else ():
@@ -50,7 +50,7 @@ def plan(s: Spelling, **options: Any) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("intermediate", [None, "f32"])
 @pytest.mark.parametrize("softmax", ["operation", "div", "reciprocal"])
 def test_one_step_on_hopper(softmax: str, intermediate: str | None) -> None:
-    s = Spelling(**LARGE, mask="causal", softmax=softmax, stats=True)
+    s = Pattern(**LARGE, mask="causal", softmax=softmax, stats=True)
     ((family, detail),) = plan(s, intermediate_data_type=intermediate)
     assert family == FAMILY
     assert re.match(r"sdpa_fwd of \d+ operations, causal, cuda.attention_hopper: wgmma", detail), detail
@@ -58,7 +58,7 @@ def test_one_step_on_hopper(softmax: str, intermediate: str | None) -> None:
 
 def test_dropout_by_a_mask_is_one_step_on_hopper() -> None:
     g = graph(intermediate_data_type="f32")
-    s = Spelling(**LARGE, mask="causal", drop_mask="bool8")
+    s = Pattern(**LARGE, mask="causal", drop_mask="bool8")
     mask = g.tensor([1, 1, s.rows, s.columns], data_type="bool8")
     ((family, detail),) = planned(g, build(s)(g, **inputs_of(s, g), drop=mask))
     assert family == FAMILY
@@ -90,23 +90,23 @@ BOUNDED = {
 
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_become_tile_skips(name: str) -> None:
-    ((family, detail),) = plan(Spelling(**LARGE, mask=name))
+    ((family, detail),) = plan(Pattern(**LARGE, mask=name))
     assert family == FAMILY
     assert f"operations{BOUNDED[name]} cuda.attention_hopper" in detail
 
 
 PARTS = {
-    "plain": (Spelling(**LARGE), " cuda"),
-    "bias": (Spelling(**LARGE, bias=(1, 16, 1024, 1024)), " bias, cuda"),
-    "soft cap": (Spelling(**LARGE, cap=True, bias=(1, 1, 1, 1024)), " bias, score modifier, cuda"),
-    "dropout": (Spelling(**LARGE, dropout=0.25), " dropout, cuda"),
-    "scaled queries": (Spelling(**LARGE, scale="query"), " cuda"),
+    "plain": (Pattern(**LARGE), " cuda"),
+    "bias": (Pattern(**LARGE, bias=(1, 16, 1024, 1024)), " bias, cuda"),
+    "soft cap": (Pattern(**LARGE, cap=True, bias=(1, 1, 1, 1024)), " bias, score modifier, cuda"),
+    "dropout": (Pattern(**LARGE, dropout=0.25), " dropout, cuda"),
+    "scaled queries": (Pattern(**LARGE, scale="query"), " cuda"),
     "a bias under a number that hides": (
-        Spelling(**LARGE, bias=(1, 16, 1024, 1024), mask="causal by a number"),
+        Pattern(**LARGE, bias=(1, 16, 1024, 1024), mask="causal by a number"),
         " score modifier, cuda",
     ),
-    "a product of a type": (Spelling(**LARGE, types={"product": "bf16"}), " score modifier, cuda"),
-    "weights of the values' type": (Spelling(**LARGE, types={"weights": "bf16"}), " cuda"),
+    "a product of a type": (Pattern(**LARGE, types={"product": "bf16"}), " score modifier, cuda"),
+    "weights of the values' type": (Pattern(**LARGE, types={"weights": "bf16"}), " cuda"),
 }
 
 
@@ -122,7 +122,7 @@ def test_interleaved_heads_are_read_in_place() -> None:
     """Transposes of queries, keys and values become strides of the operands, that of the result strides of
     the output."""
     g = graph()
-    s = Spelling(**LARGE, side_by_side=True, joined=True, mask="causal")
+    s = Pattern(**LARGE, side_by_side=True, joined=True, mask="causal")
     q = g.tensor([4, 1024, 16, 128])
     k, v = g.tensor([4, 1024, 4, 128]), g.tensor([4, 1024, 4, 128])
     ((family, detail),) = planned(g, build(s)(g, q=q, k=k, v=v))
@@ -133,7 +133,7 @@ def test_interleaved_heads_are_read_in_place() -> None:
 def test_views_and_copies_of_heads(how: str) -> None:
     """No step computes them: a three-dimensional product is treated as a four-dimensional one, and copied
     heads as shared."""
-    ((family, detail),) = plan(Spelling(**LARGE, **{how: True}, mask="causal"))
+    ((family, detail),) = plan(Pattern(**LARGE, **{how: True}, mask="causal"))
     assert (family, ", causal, cuda.attention_hopper" in detail) == (FAMILY, True)
 
 
@@ -166,7 +166,7 @@ def test_one_mask_for_several() -> None:
 
 def test_a_saved_plan_has_it() -> None:
     g = graph()
-    s = Spelling(**LARGE, mask="causal")
+    s = Pattern(**LARGE, mask="causal")
     steps = planned(g, build(s)(g, **inputs_of(s, g)))
     loaded = weft.Graph(device="sm_90").deserialize(g.serialize())
     assert [(step["family"], step["detail"]) for step in loaded.plan.report["steps"]] == steps
@@ -175,7 +175,7 @@ def test_a_saved_plan_has_it() -> None:
 def test_kernels_are_those_of_the_operation() -> None:
     """The generated source is the same, so it is compiled once."""
     g = graph()
-    s = Spelling(**LARGE, scale="mul", mask="causal")
+    s = Pattern(**LARGE, scale="mul", mask="causal")
     planned(g, build(s)(g, **inputs_of(s, g)))
     one = graph()
     q, k, v = (one.tensor(tensor.get_dim()) for tensor in inputs_of(s, one).values())
@@ -200,14 +200,14 @@ def test_a_result_that_is_rounded_twice_is_not_rounded_once(rounds: str) -> None
 # Sizes, and the fastest option: only attention, one of the products with everything else separate, or several
 # steps.
 PRICES = {
-    "attention": (Spelling(heads=(4, 4), rows=1024, columns=1024, depth=64, value_depth=64), "bf16", None),
+    "attention": (Pattern(heads=(4, 4), rows=1024, columns=1024, depth=64, value_depth=64), "bf16", None),
     "a deep head": (
-        Spelling(batch=1, heads=(1, 1), rows=2048, columns=2048, depth=512, value_depth=512),
+        Pattern(batch=1, heads=(1, 1), rows=2048, columns=2048, depth=512, value_depth=512),
         "bf16",
         r".*: predicted time \S+ us, cuda.hopper takes \S+ us$",
     ),
     "floats": (
-        Spelling(batch=1, heads=(1, 1), rows=64, columns=64, depth=64, value_depth=64, mask="causal"),
+        Pattern(batch=1, heads=(1, 1), rows=64, columns=64, depth=64, value_depth=64, mask="causal"),
         "f32",
         r"matmul 'values': predicted time \S+ us, \S+ us in separate steps$",
     ),

@@ -10,42 +10,42 @@ from typing import Any
 import checks
 import numpy as np
 import pytest
-from attention_spelling import DROPOUTS, MASKS, NEAR_MISSES, NEARLY, Spelling, build, expected
+from attention_pattern import DROPOUTS, MASKS, NEAR_MISSES, NEARLY, Pattern, build, expected
 from random_words import units
 
 PARTS = {
-    "plain": Spelling(scale=None),
-    "scaled": Spelling(),
-    "keys by strides": Spelling(keys="strides", scale="div"),
-    "heads side by side": Spelling(side_by_side=True),
-    "heads joined": Spelling(side_by_side=True, joined=True, heads=(4, 2)),
-    "products of three dimensions": Spelling(batched=True, heads=(4, 2), bias=(2, 1, 7, 9), mask="causal"),
-    "copied heads": Spelling(copied=True, heads=(6, 2)),
-    "one copied head": Spelling(copied=True, heads=(3, 1), scale="query"),
-    "scaled queries": Spelling(scale="query"),
-    "scaled keys": Spelling(scale="key", keys="strides"),
-    "scale in memory": Spelling(scale="tensor"),
-    "scaled twice": Spelling(scale="twice", value_depth=5),
-    "soft cap": Spelling(cap=True, mask="causal"),
-    "bias": Spelling(bias=(2, 4, 7, 9)),
-    "bias of heads": Spelling(bias=(1, 4, 1, 9), cap=True),
-    "grouped heads": Spelling(heads=(6, 2), mask="causal"),
-    "one matrix": Spelling(rank=2, heads=(1, 1), mask="causal"),
-    "three dimensions": Spelling(rank=3, heads=(6, 3), bias=(1, 6, 7, 9), mask="window"),
-    "five dimensions": Spelling(rank=5, heads=(6, 3), mask="causal"),
-    "sink": Spelling(sink=True, stats=True),
-    "statistics": Spelling(stats=True, mask="causal"),
-    "softmax by division": Spelling(softmax="div", stats=True),
-    "softmax by a reciprocal": Spelling(softmax="reciprocal", cap=True),
-    "dropout": Spelling(dropout=0.25, mask="causal"),
-    "dropout by a mask": Spelling(drop_mask="bool8", mask="causal"),
-    "dropout by numbers": Spelling(drop_mask="f32", heads=(4, 2), rank=5),
-    "one query": Spelling(rows=1, columns=40, heads=(4, 2)),
-    "no keys hidden": Spelling(rows=9, columns=7, bias=(1, 1, 9, 7)),
+    "plain": Pattern(scale=None),
+    "scaled": Pattern(),
+    "keys by strides": Pattern(keys="strides", scale="div"),
+    "heads side by side": Pattern(side_by_side=True),
+    "heads joined": Pattern(side_by_side=True, joined=True, heads=(4, 2)),
+    "products of three dimensions": Pattern(batched=True, heads=(4, 2), bias=(2, 1, 7, 9), mask="causal"),
+    "copied heads": Pattern(copied=True, heads=(6, 2)),
+    "one copied head": Pattern(copied=True, heads=(3, 1), scale="query"),
+    "scaled queries": Pattern(scale="query"),
+    "scaled keys": Pattern(scale="key", keys="strides"),
+    "scale in memory": Pattern(scale="tensor"),
+    "scaled twice": Pattern(scale="twice", value_depth=5),
+    "soft cap": Pattern(cap=True, mask="causal"),
+    "bias": Pattern(bias=(2, 4, 7, 9)),
+    "bias of heads": Pattern(bias=(1, 4, 1, 9), cap=True),
+    "grouped heads": Pattern(heads=(6, 2), mask="causal"),
+    "one matrix": Pattern(rank=2, heads=(1, 1), mask="causal"),
+    "three dimensions": Pattern(rank=3, heads=(6, 3), bias=(1, 6, 7, 9), mask="window"),
+    "five dimensions": Pattern(rank=5, heads=(6, 3), mask="causal"),
+    "sink": Pattern(sink=True, stats=True),
+    "statistics": Pattern(stats=True, mask="causal"),
+    "softmax by division": Pattern(softmax="div", stats=True),
+    "softmax by a reciprocal": Pattern(softmax="reciprocal", cap=True),
+    "dropout": Pattern(dropout=0.25, mask="causal"),
+    "dropout by a mask": Pattern(drop_mask="bool8", mask="causal"),
+    "dropout by numbers": Pattern(drop_mask="f32", heads=(4, 2), rank=5),
+    "one query": Pattern(rows=1, columns=40, heads=(4, 2)),
+    "no keys hidden": Pattern(rows=9, columns=7, bias=(1, 1, 9, 7)),
 }
 
 
-def compare(s: Spelling, inputs: dict[str, Any], want: list[Any], layout: str, **how: Any) -> None:
+def compare(s: Pattern, inputs: dict[str, Any], want: list[Any], layout: str, **how: Any) -> None:
     """The reference, too, rounds to FLOAT between operations."""
     limits = {name: how.pop(name) for name in ("rounded", "ulps") if name in how}
     nothing = [None] * len(want)
@@ -59,7 +59,7 @@ def compare(s: Spelling, inputs: dict[str, Any], want: list[Any], layout: str, *
             assert not wrong, f"{engine}, {layout}, output {i}: {wrong}"
 
 
-def check(s: Spelling, dtype: str, layouts: tuple[str, ...] = ("packed", "padded")) -> None:
+def check(s: Pattern, dtype: str, layouts: tuple[str, ...] = ("packed", "padded")) -> None:
     inputs = s.inputs(dtype)
     want, behind = expected(s, inputs)
     for layout in layouts:
@@ -74,14 +74,14 @@ def test_parts(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", MASKS)
 def test_masks(name: str) -> None:
-    check(Spelling(mask=name), "f16")
-    check(Spelling(mask=name, rows=9, columns=5, bias=(1, 4, 1, 1), heads=(4, 2)), "f32", layouts=("packed",))
+    check(Pattern(mask=name), "f16")
+    check(Pattern(mask=name, rows=9, columns=5, bias=(1, 4, 1, 1), heads=(4, 2)), "f32", layouts=("packed",))
 
 
 @pytest.mark.parametrize("part", ["product", "scores", "weights"])
 def test_types_that_were_set(part: str) -> None:
     """Scores are rounded where they were asked to be; numbers with few digits tell, and cross no border."""
-    s = Spelling(types={part: "bf16"}, scale=None, depth=3)
+    s = Pattern(types={part: "bf16"}, scale=None, depth=3)
     inputs = s.inputs("bf16")
     rng = np.random.default_rng(7)
     for name in "qk":
@@ -95,7 +95,7 @@ def test_types_that_were_set(part: str) -> None:
 
 def test_rows_without_a_key() -> None:
     """As the softmax has it: they give 0."""
-    s = Spelling(mask="shifted", rows=9, columns=4, side_by_side=True)
+    s = Pattern(mask="shifted", rows=9, columns=4, side_by_side=True)
     inputs = s.inputs("bf16")
     mask = np.ones((1, 1, 9, 4), bool)
     mask[..., 5, :] = False
@@ -126,7 +126,7 @@ def test_a_dropout_mask_that_others_read(output: bool) -> None:
 
 @pytest.mark.parametrize("sizes", [{"rows": 0}, {"columns": 0}, {"batch": 0}, {"depth": 0}])
 def test_sizes_of_zero(sizes: dict[str, int]) -> None:
-    check(Spelling(**sizes, mask="causal"), "bf16", ("packed",))
+    check(Pattern(**sizes, mask="causal"), "bf16", ("packed",))
 
 
 def test_one_tensor_in_all_roles() -> None:
@@ -143,7 +143,7 @@ def test_one_tensor_in_all_roles() -> None:
         np.testing.assert_allclose(checks.exact(got), want, rtol=0.02, atol=0.02)
 
 
-def _mutant(seed: int) -> Spelling:
+def _mutant(seed: int) -> Pattern:
     """Draws a random decomposition."""
     draw = random.Random(seed)
     rank = draw.choice([2, 3, 4, 4, 4, 5])
@@ -151,7 +151,7 @@ def _mutant(seed: int) -> Spelling:
     rows, columns = draw.choice([(7, 9), (16, 16), (9, 5), (1, 17), (33, 40)])
     bias = tuple(draw.choice([1, extent]) for extent in (2, heads[0], rows, columns))
     is_softmax = draw.random() < 0.5
-    return Spelling(
+    return Pattern(
         rank=rank,
         heads=heads,
         rows=rows,
