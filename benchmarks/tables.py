@@ -198,7 +198,7 @@ class Table:
         )
 
     def line(self, row: Row, case: Case) -> str:
-        """A row: rates and the share of the roofline are Weft's."""
+        """Formats a row. The rates and the share of the roofline are those of Weft."""
         rates = ["-"] * 3
         if row.weft:
             flops, moved = case.flops / row.weft * 1e-12, case.bytes / row.weft * 1e-12

@@ -75,7 +75,7 @@ class Whole:
 
     @property
     def sum(self) -> float | None:
-        """The sum of the steps, measured one by one; the difference to the whole is the time between
+        """The sum of the steps, measured one by one; the difference from the whole is the time between
         steps."""
         return math.fsum(self.stepwise) if self.stepwise else None
 

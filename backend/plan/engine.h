@@ -50,8 +50,8 @@ struct engine_config {
     int64_t workspace_bytes;
     int32_t shared_memory;
     double seconds;
-    struct device device; /* that finalize planned for */
-    struct cover cover;   /* for that device, without a workspace limit; plans start from it */
+    struct device device; /* the device that finalize planned for */
+    struct cover cover;   /* the cover for that device, without a workspace limit; plans start from it */
     struct descriptor
         *planned; /* the configuration that this one is a copy of, which owns the cover; NULL if this is no copy */
     struct draft draft; /* drafted by finalize, for the first plan */

@@ -1900,7 +1900,7 @@ class Graph : public detail::Operations {
         return reinterpret_cast<void *>((address + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
     }
 
-    static constexpr std::uintptr_t ALIGNMENT = 64;      /**< In bytes, of a workspace. */
+    static constexpr std::uintptr_t ALIGNMENT = 64;      /**< Alignment of a workspace, in bytes. */
     static constexpr std::int64_t NO_TENSOR = INT64_MIN; /**< The uid of nullptr. */
 
     std::string name_;

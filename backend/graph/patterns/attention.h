@@ -36,8 +36,8 @@ struct attention_pattern {
     const struct tensor *product;   /* scaled product, which is the modifier's input */
     const struct tensor *modified;  /* the modifier's output; equal to `product` if there is no modifier */
     bool is_rounded;                /* the product is rounded to a type that the user set */
-    bool hides_by_number;           /* a mask that became bounds hid scores by a large negative number instead of
-                                       -inf */
+    bool hides_by_number;           /* true if a mask that was replaced by bounds used a large negative number instead
+                                       of -inf */
     const struct tensor *scale, *bias, *sink;
     const struct tensor *stats, *max, *sum_exp; /* NULL if not read */
     const struct rng_op *dropout;               /* NULL if there is no dropout, or if it is a mask */

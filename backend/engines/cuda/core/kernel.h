@@ -113,7 +113,8 @@ void emit_number(struct kernel_source *source, int64_t number, const char *name)
 /* core/index.cuh's ragged, which replaces the stride of batch entries: a value holds their offsets. */
 void emit_ragged(struct kernel_source *source, weftDataType_t type, int value, int64_t step, int64_t multiplier,
                  const char *name);
-/* core/index.cuh's ragged_limit for the entries of a tensor whose offsets are these values. */
+/* Arguments of emit_ragged_limit, which emits core/index.cuh's ragged_limit for the batch entries of a ragged
+   tensor. */
 struct ragged_limit {
     weftDataType_t type;
     int value;

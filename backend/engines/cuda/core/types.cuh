@@ -364,7 +364,7 @@ template <class T, int N> DEVICE kept_run<T, N> keep_run(const run<float, N> &x)
         } else {
             for (int e = i; e < i + 2 && e < N; e++) {
                 result.stored.at[e] = from<T>::number(x.at[e]);
-                result.number.at[e] = as<float>::of(run.stored.at[e]);
+                result.number.at[e] = as<float>::of(result.stored.at[e]);
             }
         }
     return result;

@@ -72,7 +72,7 @@ static void lay_out(struct nchw_tile *p, int64_t end, int64_t first, int64_t ste
     p->slack = p->slack > 0 ? p->slack : 0;
 }
 
-/* True if rows are whole words, and all of the memory whole chunks. Then a tile is one copy. */
+/* True if rows consist of full words and the tensor of full chunks. Then a tile is one copy. */
 static bool is_segment(const struct pooling *w, const struct resample_operand *o) {
     int64_t row = pooling_bytes(o, o->size[2]);
     return row % WORD == 0 && o->tensor->alignment % CHUNK == 0 && w->g.n * w->g.c * o->size[1] * row % CHUNK == 0;

@@ -15,8 +15,8 @@ constexpr bool READS_K_MAJOR = false;
 
 struct sums {
     static constexpr int M = THREAD_M, N = THREAD_N;
-    /* Threads per dimension. Each computes squares of 4 x 4 elements, and squares of one thread are as far apart as all
-       threads together reach. */
+    /* Threads per dimension. Each computes several squares of 4 x 4 elements, which are strided by the extent that all
+       threads cover together. */
     static constexpr int ACROSS = BLOCK_N / N, DOWN = BLOCK_M / M;
     static constexpr int EPILOGUE_TILES = M / 4, EPILOGUE_ROWS = DOWN * 4;
     static_assert(M % 4 == 0 && N % 4 == 0 && ACROSS * N == BLOCK_N && DOWN * M == BLOCK_M && ACROSS * DOWN == THREADS,

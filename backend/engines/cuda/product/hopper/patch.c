@@ -50,8 +50,8 @@ static const double EXPOSED_EPILOGUE_CLOCKS = 1800; /* the same if no patch is b
 static const int tile_lines[TILE_HEIGHTS] = {0, 14, 7, 4, 2, 1};
 static const int tile_columns[TILE_WIDTHS] = {7, 8, 14, 16, 28, 32, 43, 56, 64, 112, 128, 224};
 
-/* The taps that a phase of a spatial dimension sees: number of taps, position of the first one in the filter, and its
-   offset from the corner. */
+/* The taps that a phase reads along a spatial dimension: number of taps, position of the first one in the filter, and
+   its offset from the corner. */
 struct phase_taps {
     int64_t taps, first, offset;
 };

@@ -33,7 +33,7 @@
 constexpr int ROWS = 16 * BLOCKS, COLUMNS = ROWS * WARPS_ACROSS;
 constexpr int WARPS = WARPS_ACROSS * WARPS_DEEP, THREADS = WARPS * 32;
 constexpr int LENGTH = 128 / BITS<weight_t>, STEP = 4 * LENGTH; /* weights of a lane, and weights of a warp along k */
-constexpr index STRIDE = WARPS_DEEP * STEP;                     /* from one step of a warp to its next */
+constexpr index STRIDE = WARPS_DEEP * STEP;                     /* distance along k between two steps of a warp */
 constexpr int PARTS = LENGTH / 8;                               /* accesses to A per lane, step and row */
 constexpr float UNIT = few_bits<weight_t>::unit(factor_t{});    /* a weight divided by the result of pair() */
 constexpr weight_only_memory MEMORY =
