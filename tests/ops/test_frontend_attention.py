@@ -242,7 +242,7 @@ LARGE = (4, 16, 2048, 128)
 @pytest.mark.parametrize(("mask", "described"), [("", ""), ("causal", ", causal"), ("band", ", causal")])
 def test_plan_of_forward(mask: str, described: str) -> None:
     ((family, detail),) = steps_of(Attention(LARGE, mask=mask), "forward")
-    assert family == "cuda.spelled_attention"
+    assert family == "cuda.attention_pattern"
     assert re.match(rf"sdpa_fwd of \d+ operations{described}, cuda.attention_hopper: ", detail), detail
 
 
@@ -258,7 +258,7 @@ def test_plan_of_forward(mask: str, described: str) -> None:
 def test_plan_of_gradients(case: Attention, described: str) -> None:
     """One step for the gradients, after one for the sums that the frontend stores."""
     (sums, _), (family, detail) = steps_of(case, "backward")
-    assert (sums, family) == ("cuda.rows", "cuda.spelled_attention")
+    assert (sums, family) == ("cuda.rows", "cuda.attention_pattern")
     kernels = "cuda.attention_hopper: wgmma .*; cuda.map: "
     assert re.match(rf"sdpa_bwd of \d+ operations{described}, {kernels}", detail), detail
 
