@@ -298,8 +298,8 @@ void device_arch(char arch[16], const struct device *device) {
              device->cuda.major >= 9 ? "a" : "");
 }
 
-/* True if a plan for `planned` can run on `actual`. `planned` may be a described device, `actual` never is. CPU plans run
-   on every CPU, because the engines query the number of threads when they run. */
+/* True if a plan for `planned` can run on `actual`. `planned` may be a described device, `actual` never is. CPU plans
+   run on every CPU, because the engines query the number of threads when they run. */
 bool device_serves(const struct device *actual, const struct device *planned) {
     if (actual->kind != planned->kind || actual->is_described)
         return false;

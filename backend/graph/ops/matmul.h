@@ -25,7 +25,7 @@ weftDataType_t matmul_math(const struct matmul_op *op);
 extern const struct op matmul_op;
 extern const struct schema matmul_schema;
 
-/* The batch entry of an operand with `extent` entries that entry `index` of a result with `result_extent` entries reads.
+/* The batch entry of an operand with `extent` entries that entry `index` of a result with `result_extent` entries uses.
    Adjacent entries may share one, such as the query heads of a group that share a key head. */
 static inline int64_t matmul_batch_entry(int64_t index, int64_t result_extent, int64_t extent) {
     return extent ? index / (result_extent / extent) : 0;
