@@ -1114,7 +1114,7 @@ def pooled_with_gaps(mode: str, last: bool) -> Any:
 
 
 def matmuls(t: Maker) -> None:
-    t.out(t.g.matmul(t(40, 3, 70), t(40, 70, 5)))
+    t.out(t.g.matmul(t(40, 3, 70, dtype="f32"), t(40, 70, 5, dtype="f32")), dtype="f32")
 
 
 def joined(t: Maker) -> None:
@@ -1200,7 +1200,7 @@ CASES = {
     "matmuls of few": Case("portable_direct", "contraction", matmuls),
     "matmul of odd depth": Case("map product_sm90", "packed", matmul(2048, 256, 2047)),
     "matmul of odd depth, f32": Case(
-        "transpose product_sm90", "packed", matmul(2048, 256, 2047, "f32"), engine="cuda.tf32"
+        "transpose product_cluster_split_sm90", "packed", matmul(2048, 256, 2047, "f32"), engine="cuda.tf32"
     ),
     "matmul of few rows": Case(
         "product_cluster_split_sm90", "hopper", matmul(60, 200, 520, transposed=True), knobs={"TILE_SIZE": 28}
