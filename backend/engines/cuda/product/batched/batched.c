@@ -212,7 +212,7 @@ static weftStatus_t analyse(struct batched *b, const struct region *region, cons
     TRY(choose_blocks(b, device));
     double moving = contraction_memory_seconds(&b->c, device) / PRICE_MEMORY_SHARE, issuing = issue_seconds(b, device);
     /* Waits for memory and computing overlap only between blocks. */
-    b->c.seconds = 2e-6 + (moving > issuing ? moving + issuing / 4 : issuing + moving / 4);
+    b->c.seconds = 2.6e-6 + (moving > issuing ? moving + issuing * 0.6 : issuing + moving * 0.6);
     return WEFT_STATUS_SUCCESS;
 }
 
