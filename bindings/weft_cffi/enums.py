@@ -1371,6 +1371,8 @@ class attribute_name(IntEnum):
     """INT64: the dimension; negative values count from the last; default -1."""
     OPERATION_TOP_K_COUNT_EXT = 10435
     """INT64: k, the number of elements; default 1."""
+    OPERATION_TOP_K_NAN_PROPAGATION_EXT = 10436
+    """NAN_PROPOGATION: PROPAGATE_NAN: NaN comes first; NOT_PROPAGATE_NAN, the default: it is the largest."""
     OPERATION_GATHER_XDESC_EXT = 10440
     """TENSOR descriptor: input."""
     OPERATION_GATHER_INDEX_DESC_EXT = 10441

@@ -1469,6 +1469,8 @@ typedef enum {
     WEFT_ATTR_OPERATION_TOP_K_AXIS_EXT = 10434,
         /**< INT64: the dimension; negative values count from the last; default -1. */
     WEFT_ATTR_OPERATION_TOP_K_COUNT_EXT = 10435, /**< INT64: k, the number of elements; default 1. */
+    WEFT_ATTR_OPERATION_TOP_K_NAN_PROPAGATION_EXT = 10436,
+        /**< NAN_PROPOGATION: PROPAGATE_NAN: NaN comes first; NOT_PROPAGATE_NAN, the default: it is the largest. */
 
     /* OPERATION_GATHER: y[.., m, ..] = x[.., index[m], ..], or with an index for each element. */
     WEFT_ATTR_OPERATION_GATHER_XDESC_EXT = 10440, /**< TENSOR descriptor: input. */

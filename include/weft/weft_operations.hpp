@@ -2000,9 +2000,18 @@ class Top_k_attributes : public detail::Attributes<Top_k_attributes> {
         return this->template get_value<ReductionMode_t>(WEFT_ATTR_OPERATION_TOP_K_MODE_EXT)
             .value_or(ReductionMode_t::NOT_SET);
     }
+    /** PROPAGATE_NAN: NaN comes first; NOT_PROPAGATE_NAN: it counts as the largest element */
+    Top_k_attributes &set_nan_propagation(NanPropagation_t values) {
+        this->put(WEFT_ATTR_OPERATION_TOP_K_NAN_PROPAGATION_EXT, WEFT_TYPE_NAN_PROPOGATION, values);
+        return this->self();
+    }
+    NanPropagation_t get_nan_propagation() const {
+        return this->template get_value<NanPropagation_t>(WEFT_ATTR_OPERATION_TOP_K_NAN_PROPAGATION_EXT)
+            .value_or(NanPropagation_t::NOT_SET);
+    }
 };
 /** Attributes of argmax: position of the largest element along one dimension, which is kept with extent
-    1. */
+    1; that of the first NaN, if there is one. */
 class Argmax_attributes : public detail::Attributes<Argmax_attributes> {
   public:
     /** dimension along which elements are selected; negative values count from the last */
@@ -2015,7 +2024,7 @@ class Argmax_attributes : public detail::Attributes<Argmax_attributes> {
     }
 };
 /** Attributes of argmin: position of the smallest element along one dimension, which is kept with extent
-    1. */
+    1; that of the first NaN, if there is one. */
 class Argmin_attributes : public detail::Attributes<Argmin_attributes> {
   public:
     /** dimension along which elements are selected; negative values count from the last */
@@ -3683,7 +3692,8 @@ class Operations : public Recorder {
                             {WEFT_ATTR_OPERATION_TOP_K_INDICES_DESC_EXT, "INDICES", true, true, false}});
         return to_array<2>(made);
     }
-    /** position of the largest element along one dimension, which is kept with extent 1. Returns indices. */
+    /** position of the largest element along one dimension, which is kept with extent 1; that of the first
+    NaN, if there is one. Returns indices. */
     Tensor argmax(const Operand &input, graph::Argmax_attributes attributes = {}) {
         attributes.put(WEFT_ATTR_OPERATION_TOP_K_MODE_EXT, WEFT_TYPE_REDUCTION_OPERATOR_TYPE, ReductionMode_t::MAX);
         auto made = record("argmax", WEFT_BACKEND_OPERATION_TOP_K_DESCRIPTOR_EXT, attributes, std::nullopt,
@@ -3691,9 +3701,12 @@ class Operations : public Recorder {
                            {{WEFT_ATTR_OPERATION_TOP_K_INDICES_DESC_EXT, "INDICES", true, true, false}});
         return made[0];
     }
-    /** position of the smallest element along one dimension, which is kept with extent 1. Returns indices. */
+    /** position of the smallest element along one dimension, which is kept with extent 1; that of the first
+    NaN, if there is one. Returns indices. */
     Tensor argmin(const Operand &input, graph::Argmin_attributes attributes = {}) {
         attributes.put(WEFT_ATTR_OPERATION_TOP_K_MODE_EXT, WEFT_TYPE_REDUCTION_OPERATOR_TYPE, ReductionMode_t::MIN);
+        attributes.put(WEFT_ATTR_OPERATION_TOP_K_NAN_PROPAGATION_EXT, WEFT_TYPE_NAN_PROPOGATION,
+                       NanPropagation_t::PROPAGATE_NAN);
         auto made = record("argmin", WEFT_BACKEND_OPERATION_TOP_K_DESCRIPTOR_EXT, attributes, std::nullopt,
                            {{WEFT_ATTR_OPERATION_TOP_K_XDESC_EXT, "input", input, true}},
                            {{WEFT_ATTR_OPERATION_TOP_K_INDICES_DESC_EXT, "INDICES", true, true, false}});

@@ -5023,6 +5023,7 @@ class Ops:
         k: int,
         axis: int = -1,
         mode: enums.reduction_mode | str = enums.reduction_mode.MAX,
+        nan_propagation: enums.nan_propagation | str = enums.nan_propagation.NOT_PROPAGATE_NAN,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> tuple[Tensor | Any, Tensor | Any]:
@@ -5036,6 +5037,8 @@ class Ops:
             axis: dimension along which elements are selected; negative values count from the last; default
                 -1.
             mode: the largest elements; MIN: the smallest; default MAX.
+            nan_propagation: NaN comes first; NOT_PROPAGATE_NAN: it counts as the largest element; default
+                NOT_PROPAGATE_NAN.
             compute_data_type: accepted and ignored.
             name: the operation's name in messages and diagrams.
         Returns:
@@ -5061,6 +5064,7 @@ class Ops:
             "k": k,
             "axis": axis,
             "mode": mode,
+            "nan_propagation": nan_propagation,
         }
         results = ("values", "indices")
         outputs = self._operation("top_k", "top_k", values, results, compute_data_type, name)
@@ -5073,7 +5077,8 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """Position of the largest element along one dimension, which is kept with extent 1.
+        """Position of the largest element along one dimension, which is kept with extent 1; that of the first
+        NaN, if there is one.
 
             indices = argmax(x)
 
@@ -5117,7 +5122,8 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """Position of the smallest element along one dimension, which is kept with extent 1.
+        """Position of the smallest element along one dimension, which is kept with extent 1; that of the
+        first NaN, if there is one.
 
             indices = argmin(x)
 
@@ -5149,6 +5155,7 @@ class Ops:
             "x": input,
             "axis": axis,
             "mode": enums.reduction_mode.MIN,
+            "nan_propagation": enums.nan_propagation.PROPAGATE_NAN,
         }
         results = ("indices",)
         outputs = self._operation("argmin", "top_k", values, results, compute_data_type, name)

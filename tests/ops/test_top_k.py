@@ -72,6 +72,17 @@ def test_argmax_and_argmin(shape: tuple[int, ...], axis: int) -> None:
         check(lambda g, x, name=name: getattr(g, name)(x, axis=axis), {"x": x}, want, layouts=LAYOUTS)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
+@pytest.mark.parametrize("repeat", [1, 300])
+def test_nan_is_at_the_position(dtype: str, repeat: int) -> None:
+    """The first NaN is both the largest and the smallest element, as in NumPy."""
+    x = np.float64([[1, np.nan, -np.inf, np.inf, np.nan, 0], [np.inf, 2, -np.inf, 0, 2, np.nan]])
+    x = np.concatenate([x[:, 2:4]] * repeat + [x], axis=1).astype(random((1, 1), dtype).dtype)
+    for name in ("argmax", "argmin"):
+        want = getattr(np, name)(x.astype("f8"), 1)[:, None]
+        check(lambda g, x, name=name: getattr(g, name)(x), {"x": x}, want)
+
+
 def test_large_integers() -> None:
     x = np.int64([[2**53, 2**53 + 1, -(2**63), 2**63 - 1]])
     check(lambda g, x: g.top_k(x, 4), {"x": x}, top_k(x, 4, 1))

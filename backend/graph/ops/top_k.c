@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* top_k: the k largest or smallest elements along one dimension, best first, and their positions. Of equal elements,
-   the one with the lowest position is first, and NaN counts as the largest. -0 equals 0. The gradient of x adds that of
-   the values at the positions (scatter_add). */
+   the one with the lowest position is first, and -0 equals 0. NaN counts as the largest, or comes first in both modes,
+   as for argmin. The gradient of x adds that of the values at the positions (scatter_add). */
 #include "graph/ops/top_k.h"
 
 #include <math.h>
@@ -23,18 +23,25 @@ static const struct row rows[] = {
               .doc = "dimension along which elements are selected; negative values count from the last"),
     VALUE_ROW(WEFT_TYPE_INT64, struct top_k_op, count, WEFT_ATTR_OPERATION_TOP_K_COUNT_EXT, "k", .initial = 1,
               .least = 1, .most = INT32_MAX, .doc = "number of elements, at most the extent of the axis"),
+    VALUE_ROW(WEFT_TYPE_NAN_PROPOGATION, struct top_k_op, nan_propagation,
+              WEFT_ATTR_OPERATION_TOP_K_NAN_PROPAGATION_EXT, "nan_propagation", .initial = WEFT_NOT_PROPAGATE_NAN,
+              .doc = "PROPAGATE_NAN: NaN comes first; NOT_PROPAGATE_NAN: it counts as the largest element"),
 };
 
 static const struct method methods[] = {
     {"top_k",
      "the k largest or smallest elements along one dimension, best first, and their positions : values[i] = "
      "x[indices[i]]",
-     NULL, "input:x k axis=-1 mode=MAX", "values indices"},
-    {"argmax", "position of the largest element along one dimension, which is kept with extent 1 : indices = argmax(x)",
+     NULL, "input:x k axis=-1 mode=MAX nan_propagation=NOT_PROPAGATE_NAN", "values indices"},
+    {"argmax",
+     "position of the largest element along one dimension, which is kept with extent 1; that of the first NaN, if "
+     "there "
+     "is one : indices = argmax(x)",
      "mode=MAX", "input:x axis=-1", "indices"},
     {"argmin",
-     "position of the smallest element along one dimension, which is kept with extent 1 : indices = argmin(x)",
-     "mode=MIN", "input:x axis=-1", "indices"},
+     "position of the smallest element along one dimension, which is kept with extent 1; that of the first NaN, if "
+     "there is one : indices = argmin(x)",
+     "mode=MIN nan_propagation=PROPAGATE_NAN", "input:x axis=-1", "indices"},
     {0},
 };
 
@@ -87,7 +94,7 @@ struct element {
 static bool precedes(const struct top_k_op *op, struct element a, struct element b) {
     bool is_max = op->mode == WEFT_REDUCE_TENSOR_MAX;
     if (isnan(a.real) != isnan(b.real))
-        return isnan(a.real) == is_max;
+        return isnan(a.real) == (is_max || op->nan_propagation == WEFT_PROPAGATE_NAN);
     if (a.real != b.real && !isnan(a.real))
         return (a.real > b.real) == is_max;
     if (a.whole != b.whole)

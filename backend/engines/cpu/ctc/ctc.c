@@ -13,7 +13,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Measured with two threads on an EPYC; per thread. */
+/* Estimated, per thread. */
 static const double STATE_SECONDS = 20e-9; /* one state of one step */
 static const double CLASS_SECONDS = 3e-9;  /* the gradient of one class of one step */
 static const double START_SECONDS = 1e-6;

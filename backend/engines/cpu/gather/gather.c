@@ -12,7 +12,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Measured with two threads on an EPYC. */
+/* Estimated for two threads. */
 static const double BYTES_PER_SECOND = 8e9, ELEMENT_SECONDS = 2e-9, START_SECONDS = 1e-6;
 
 enum {

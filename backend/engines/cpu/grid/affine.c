@@ -10,7 +10,7 @@
 
 enum { RUN = 64, SUMS = GRID_SPATIAL_MAX * (GRID_SPATIAL_MAX + 1) };
 
-/* Measured with two threads on an EPYC. */
+/* Estimated for two threads. */
 static const double ELEMENT_SECONDS = 3e-9; /* per thread */
 static const double START_SECONDS = 1e-6;
 

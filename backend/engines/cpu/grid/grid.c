@@ -7,7 +7,7 @@
 #include "engines/cpu/families.h"
 #include "engines/cpu/grid/sample.h"
 
-/* Measured with two threads on an EPYC. */
+/* Estimated for two threads. */
 static const double POSITION_SECONDS = 30e-9; /* per thread: offsets and weights of one position */
 static const double TAP_SECONDS = 0.5e-9;     /* per thread: one tap of one channel */
 static const double SCATTER_SECONDS = 1.5e-9; /* the same for dx */

@@ -9,7 +9,7 @@
 
 #include <math.h>
 
-/* Measured with two threads on an EPYC, per thread. */
+/* Estimated, per thread. */
 static const double ELEMENT_SECONDS = 0.6e-9, ANGLE_SECONDS = 20e-9, START_SECONDS = 1e-6;
 
 enum { ELEMENTS_MAX = 1024 }; /* of a head */

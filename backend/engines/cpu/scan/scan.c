@@ -10,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Measured with two threads on an EPYC, per thread. */
+/* Estimated, per thread. */
 static const double ELEMENT_SECONDS = 1.5e-9, START_SECONDS = 1e-6;
 
 enum { OF_X, OF_Y, OF_INDEX, SCAN_TENSORS };

@@ -3,7 +3,7 @@
    Tile      IS_COLUMNS: a thread processes a line, adjacent threads adjacent lines; otherwise GROUP threads
    Splits    IS_SPLIT: p.parts blocks process a line, each p.chunk elements; they store the best one of each part, which
              best_join.cuh compares
-   Params    THREADS GROUP IS_COLUMNS IS_SPLIT IS_LEAST HAS_VALUES HAS_INDICES, key_t, number_t */
+   Params    THREADS GROUP IS_COLUMNS IS_SPLIT IS_LEAST NAN_IS_FIRST HAS_VALUES HAS_INDICES, key_t, number_t */
 #include "scan/keys.cuh"
 
 DEVICE element best_of_group(element best) {

@@ -1,6 +1,6 @@
 /* best_join: compares the best elements of the parts of each line
    Tile      a thread processes a line
-   Params    THREADS IS_LEAST HAS_VALUES HAS_INDICES, key_t, number_t */
+   Params    THREADS IS_LEAST NAN_IS_FIRST HAS_VALUES HAS_INDICES, key_t, number_t */
 #include "scan/keys.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS) best_join(const __grid_constant__ arguments p) {

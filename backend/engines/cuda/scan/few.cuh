@@ -1,7 +1,7 @@
 /* few: the best elements of short lines
    Types     any, by their keys
    Tile      a warp keeps the keys of a line in registers, KEYS per lane, and finds the next best one p.count times
-   Params    THREADS KEYS IS_LEAST HAS_VALUES HAS_INDICES, key_t, number_t */
+   Params    THREADS KEYS IS_LEAST NAN_IS_FIRST HAS_VALUES HAS_INDICES, key_t, number_t */
 #include "scan/keys.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS) few(const __grid_constant__ arguments p) {

@@ -1,5 +1,5 @@
-/* keys: unsigned integers in the order of the elements, so that the largest key is the best element. NaN is the largest
-   element and -0 equals 0; for the smallest elements, all bits are inverted. */
+/* keys: unsigned integers in the order of the elements, so that the largest key is the best element. -0 equals 0. For
+   the smallest elements, all bits are inverted. NaN is the largest element, and with NAN_IS_FIRST always the best. */
 DEVICE u32 ordered(float x) {
     const u32 bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu;
     const u32 key = bits >> 31 && magnitude ? ~bits : magnitude | 0x80000000u;
@@ -14,7 +14,7 @@ DEVICE u64 ordered(i64 x) { return (u64)x ^ 0x8000000000000000ull; }
 
 DEVICE key_t key_of(x_t x) {
     const key_t key = (key_t)ordered(as<number_t>::of(x));
-    return IS_LEAST ? ~key : key;
+    return IS_LEAST && !(NAN_IS_FIRST && key == ~(key_t)0) ? ~key : key;
 }
 
 /* An element: its key and its position. The lower one of two positions with equal keys is better. */

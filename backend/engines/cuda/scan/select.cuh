@@ -5,7 +5,7 @@
              order of threads
    Tile      a block processes a line. The list, of p.padded entries (a power of two), is in shared memory, or in the
              workspace (IS_WIDE)
-   Params    THREADS IS_WIDE SORTED IS_LEAST HAS_VALUES HAS_INDICES, key_t, number_t */
+   Params    THREADS IS_WIDE SORTED IS_LEAST NAN_IS_FIRST HAS_VALUES HAS_INDICES, key_t, number_t */
 #include "scan/keys.cuh"
 
 struct search {

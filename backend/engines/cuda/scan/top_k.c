@@ -132,6 +132,8 @@ static weftStatus_t add_kernel(struct cuda_step *state, const struct top_k *t, c
                      {"IS_WIDE", t->padded > SORTED_MAX},
                      {"SORTED", min64(t->padded, SORTED_MAX)},
                      {"IS_LEAST", t->op->mode == WEFT_REDUCE_TENSOR_MIN},
+                     {"NAN_IS_FIRST",
+                      t->op->nan_propagation == WEFT_PROPAGATE_NAN && dtype_is_float((weftDataType_t)t->op->x->type)},
                      {"HAS_VALUES", t->tensors[OF_VALUES] != NULL},
                      {"HAS_INDICES", t->tensors[OF_INDICES] != NULL}};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
