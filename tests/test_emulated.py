@@ -23,7 +23,7 @@ TWICE = ["--runs", "2"]
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
 CHOSEN = [line.split(" ", 1) for line in (ROOT / "tests/emulated_tests.txt").read_text().splitlines()[2:]]
 """Pairs of a chip and a test, which tools/kernel_coverage.py choose writes."""
-PIXELS = ["tests/ops/test_convolution.py", "-k", "no_filter_saw"]
+PIXELS = ["tests/ops/test_convolution.py", "-k", "pixels_outside_all_filters"]
 
 
 def run(words: list[str], settings: dict[str, object]) -> subprocess.CompletedProcess[str]:

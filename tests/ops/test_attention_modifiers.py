@@ -523,7 +523,7 @@ def test_a_graph_shows_the_operands_of_the_modifier() -> None:
 @pytest.mark.parametrize(
     ("score_mod", "sentence"),
     [
-        (lambda g, s: None, "score_mod returned None. Return the tensor that its last operation makes."),
+        (lambda g, s: None, "score_mod returned None. Return the result of its last operation."),
         (
             lambda g, s: g.reduction(s, "ADD").set_dim([1, 2, 4, 1]),
             "can be modified only by pointwise operations",

@@ -106,4 +106,5 @@ def test_refusals() -> None:
     x = {"x": ((2, 3), "f32")}
     message = "k is 4, but x [2,3] has 3 elements along axis 1. Select at most that many."
     refuses(lambda g, x: g.top_k(x, 4), x, message)
+    refuses(lambda g, x: g.top_k(x, 2, mode="ADD"), x, "mode selects no elements. Use MAX or MIN.")
     refuses(lambda g, x: g.argmax(x, axis=-3), x, "axis is -3, x has 2 dims [2,3]. Use a value in -2..1.")

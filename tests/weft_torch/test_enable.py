@@ -287,7 +287,7 @@ def test_models_are_traced(name: str, has_plan: bool, requires_grad: bool) -> No
 
 
 def test_names_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"unknown operator 'convolution'\. Use some of .*conv, "):
+    with pytest.raises(ValueError, match=r"unknown operator 'convolution'\. Use names from .*conv, "):
         weft_torch.enable(["convolution"])
     with pytest.raises(ValueError, match=r"unknown device 'tpu' in where\. Use 'cpu' and 'cuda'\."):
         weft_torch.enable(where=["tpu"])

@@ -18,8 +18,7 @@ static const struct row rows[] = {
                .doc = "position of the extreme along the axis, INT32 or INT64; of equal elements the last in the "
                       "order of the scan"),
     VALUE_ROW(WEFT_TYPE_REDUCTION_OPERATOR_TYPE, struct scan_op, mode, WEFT_ATTR_OPERATION_SCAN_MODE_EXT, "mode",
-              .initial = WEFT_REDUCE_TENSOR_ADD, .least = WEFT_REDUCE_TENSOR_ADD, .most = WEFT_REDUCE_TENSOR_MAX,
-              .doc = "the operator: ADD, MUL, MIN or MAX"),
+              .initial = WEFT_REDUCE_TENSOR_ADD, .doc = "the operator: ADD, MUL, MIN or MAX"),
     VALUE_ROW(WEFT_TYPE_INT64, struct scan_op, axis, WEFT_ATTR_OPERATION_SCAN_AXIS_EXT, "axis", .initial = -1,
               .least = -WEFT_DIM_MAX, .most = WEFT_DIM_MAX - 1,
               .doc = "dimension of the scan; negative values count from the last"),
@@ -78,6 +77,8 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     const char *label = descriptor_label(descriptor);
     if (!op->y && !op->index)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: it has no result: y and index are unset. Set one.", label);
+    if (!is_extreme(op) && op->mode != WEFT_REDUCE_TENSOR_ADD && op->mode != WEFT_REDUCE_TENSOR_MUL)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode is not a cumulative operation. Use ADD, MUL, MIN or MAX.", label);
     if (op->index && !is_extreme(op))
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: index is set, but a sum or product has no position. Use mode MIN or MAX.",
              label);

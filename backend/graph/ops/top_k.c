@@ -16,8 +16,7 @@ static const struct row rows[] = {
                .doc =
                    "their positions along the axis, INT32 or INT64; of equal elements, the lowest position is first"),
     VALUE_ROW(WEFT_TYPE_REDUCTION_OPERATOR_TYPE, struct top_k_op, mode, WEFT_ATTR_OPERATION_TOP_K_MODE_EXT, "mode",
-              .initial = WEFT_REDUCE_TENSOR_MAX, .least = WEFT_REDUCE_TENSOR_MIN, .most = WEFT_REDUCE_TENSOR_MAX,
-              .doc = "MAX: the largest elements; MIN: the smallest"),
+              .initial = WEFT_REDUCE_TENSOR_MAX, .doc = "MAX: the largest elements; MIN: the smallest"),
     VALUE_ROW(WEFT_TYPE_INT64, struct top_k_op, axis, WEFT_ATTR_OPERATION_TOP_K_AXIS_EXT, "axis", .initial = -1,
               .least = -WEFT_DIM_MAX, .most = WEFT_DIM_MAX - 1,
               .doc = "dimension along which elements are selected; negative values count from the last"),
@@ -69,6 +68,8 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     const struct top_k_op *op = (const struct top_k_op *)descriptor;
     struct dims dims = result_dims(op);
     int axis = axis_dimension(op->axis, op->x);
+    if (op->mode != WEFT_REDUCE_TENSOR_MAX && op->mode != WEFT_REDUCE_TENSOR_MIN)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode selects no elements. Use MAX or MIN.", descriptor_label(descriptor));
     if (!op->values && !op->indices)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: it has no result: values and indices are unset. Set one.",
              descriptor_label(descriptor));
