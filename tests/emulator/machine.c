@@ -33,11 +33,12 @@ static const char *line_text(int line) {
     return text + strspn(text, " \t");
 }
 
+/* The instruction that a warp executes, or will execute next; at its end, the last one. */
 static const struct instruction *current(const struct warp *w) {
     if (w->now)
         return w->now;
-    int lane = w->alive ? __builtin_ctz(w->alive) : 0;
-    return &machine->kernel->instructions[w->places[lane]];
+    int64_t place = w->places[w->alive ? __builtin_ctz(w->alive) : 0], last = machine->kernel->instruction_count - 1;
+    return &machine->kernel->instructions[place < last ? place : last];
 }
 
 static void add_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
