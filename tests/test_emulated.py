@@ -43,10 +43,14 @@ def check(words: list[list[str]], settings: list[dict[str, object]]) -> None:
 
 
 def test_every_kernel() -> None:
-    """Compiled without a warning and run; then an eighth compiled to machine code too, and run twice, in
-    another order and with few multiprocessors."""
+    """Compiled without a warning and run."""
     runs = ["--runs", "2" if tiers.ALL else "1"]
     check([[*SMALL_CASES, *runs, "--part", part] for part in ("1/2", "2/2")], [{"EMULATOR_SEED": 1}] * 2)
+
+
+@pytest.mark.nightly
+def test_every_kernel_in_another_order() -> None:
+    """Compiled to machine code too, and run twice, with few multiprocessors: an eighth, or all."""
     again = {"EMULATOR_SEED": 2, "EMULATOR_ASSEMBLES": 1, "FAKE_CUDA_LARGE": 16}
     parts = tiers.of_today([f"{i}/8" for i in range(1, 9)], 8)
     others = [[*SMALL_CASES, *TWICE, "--any-kernel", "--part", part] for part in parts]

@@ -29,7 +29,8 @@ def needs(name: str) -> pytest.MarkDecorator:
 
 ARM = needs("aarch64")
 ALL = [pytest.param(name, marks=needs(name)) for name in PROCESSORS]
-PROGRAMS = [pytest.param(x, marks=pytest.mark.nightly) if x == "gemm" else x for x in foreign_cpu.PROGRAMS]
+LONG = ("gemm", "base")
+PROGRAMS = [pytest.param(x, marks=pytest.mark.nightly) if x in LONG else x for x in foreign_cpu.PROGRAMS]
 
 
 @ARM
