@@ -203,7 +203,7 @@ static struct dual padded(const struct grid_sample_op *op, struct dual at, doubl
 
 enum { TAPS_MAX = 4 };
 
-/* What a position reads along one dimension. */
+/* The elements that a position reads along one dimension. */
 struct taps {
     int64_t index[TAPS_MAX]; /* -1: outside of x */
     struct dual weight[TAPS_MAX];

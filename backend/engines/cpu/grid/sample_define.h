@@ -129,7 +129,7 @@ struct NAME(dual) {
     REAL value, slope;
 };
 
-/* What a position reads along one dimension. */
+/* The elements that a position reads along one dimension. */
 struct NAME(taps) {
     int64_t index[4]; /* -1: outside of the image */
     struct NAME(dual) weight[4];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the float and the double version of the recurrent family share: a plan, and its memory. */
+/* The plan and the memory that the float and the double version of the recurrent family share. */
 #ifndef WEFT_ENGINES_CPU_RECURRENT_H
 #define WEFT_ENGINES_CPU_RECURRENT_H
 

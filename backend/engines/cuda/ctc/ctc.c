@@ -112,7 +112,7 @@ static const char *const per_sequence[] = {"n"};
 static const char *const per_class[] = {"t0", "n", "c"};
 static const char *const per_state[] = {"n", "t0", "s"};
 
-/* What sequence.cuh needs. */
+/* Emits the declarations that sequence.cuh uses. */
 static void emit_operands(struct kernel_source *source, const struct ctc *c, int64_t threads) {
     static const char *const padded[] = {"n", "s"}, *const concatenated[] = {"s"};
     bool is_concatenated = ctc_is_concatenated(c->op);

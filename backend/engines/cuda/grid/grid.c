@@ -185,7 +185,7 @@ static void emit_grid(struct kernel_source *source, const struct tensor *tensor,
         emit_number(source, d < spatial ? tensor->strides.at[1 + d] : 0, named(name, "_s", d).text);
 }
 
-/* What taps.cuh needs. */
+/* Emits the declarations that taps.cuh uses. */
 static void emit_geometry(struct kernel_source *source, const struct sampling *s, int64_t items) {
     const struct grid_sample_op *op = s->op;
     bool is_wide = items > INT32_MAX || tensor_elements(op->x) > INT32_MAX;
@@ -219,7 +219,7 @@ static void emit_geometry(struct kernel_source *source, const struct sampling *s
     emit_image(source, s->y, "y", "y_t", "y_n", "y_c");
 }
 
-/* What sums.cuh needs. */
+/* Emits the declarations that sums.cuh uses. */
 static void emit_sums(struct kernel_source *source, const struct sampling *s) {
     emit_scratch(source, "u64", 0, "largest");
     emit_scratch(source, s->in_any_order ? s->is_double ? "double" : "float" : "u64", LARGEST_BYTES, "sums");
